@@ -1,0 +1,5 @@
+"""`python -m confide` is `confide`."""
+
+from confide.cli import main
+
+main()

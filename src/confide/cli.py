@@ -1,0 +1,249 @@
+"""The command line: every command is one call into the package. Heavy imports happen only where they are used."""
+
+from __future__ import annotations
+
+import errno
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from confide.errors import Stopped, UserError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="""Private federated learning with a stated, checked guarantee for every user.
+
+\b
+Start here:
+  confide recipe list                            what can be run
+  confide train convex/digits --out runs/digits  run it (about 10 s)
+  confide ledger runs/digits                     what privacy it spent
+  confide reproduce norm/table1                  a paper's table beside ours
+""",
+)
+recipes = typer.Typer(no_args_is_help=True, help="Look at recipes: the documents that describe runs.")
+app.add_typer(recipes, name="recipe")
+
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
+]
+Folder = Annotated[Path, typer.Argument(help="The folder of a run.")]
+Workers = Annotated[int, typer.Option(min=1, help="Processes that train users. The result does not depend on it.")]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one value of the recipe; may be repeated."),
+]
+
+
+@app.command()
+def train(
+    recipe: Annotated[
+        str, typer.Argument(help="Name of a shipped recipe (`confide recipe list`) or path of a YAML file.")
+    ],
+    out: Annotated[Path, typer.Option(help="A new folder for everything that the run leaves.")],
+    set_: Sets = None,
+    workers: Workers = 1,
+    as_json: Json = False,
+) -> None:
+    """Train a model as a recipe says.
+
+    The folder gets the recipe, a checkpoint, the privacy ledger, metrics, TensorBoard events, and at the end the
+    model, a summary, figures and a page. Ctrl-C stops after saving; `confide resume` goes on.
+
+    Example: `confide train convex/digits --out runs/a --set privacy.target_epsilon=2 --set run.seed=1`
+    """
+    from confide import folder
+    from confide.recipe import load
+
+    _show_summary(folder.train(load(recipe, set_ or []), out, workers, quiet=as_json), out, as_json)
+
+
+@app.command()
+def resume(run: Folder, workers: Workers = 1, as_json: Json = False) -> None:
+    """Go on with a run that was stopped or killed. It ends exactly as if it had not been."""
+    from confide import folder
+
+    _show_summary(folder.resume(run, workers, quiet=as_json), run, as_json)
+
+
+@app.command()
+def ledger(run: Folder, as_json: Json = False) -> None:
+    """Recompute the privacy spent from a run's ledger alone, and check every line of it."""
+    from confide import folder
+
+    found = folder.check_ledger(run)
+    if as_json:
+        _print_json(found)
+        return
+    if found["delta"] is None:
+        print(f"{found['releases']} releases without noise: no privacy guarantee")
+        return
+    print(
+        f"every line is in order: {found['releases']} releases over {found['steps']} central steps\n"
+        f"epsilon {_number(found['epsilon'])} at delta {found['delta']:g} ({found['accountant'].upper()}, "
+        f"{found['adjacency']})"
+    )
+    if not found["for_release"]:
+        print("the noise was seeded: repeatable, for research; not for a release to others")
+
+
+@app.command()
+def report(run: Folder) -> None:
+    """Draw the figures and the page of a run again."""
+    from confide import folder
+    from confide.report.page import write_report
+
+    print(
+        write_report(run, folder.held_recipe(run), folder.summary_of(run) if (run / folder.SUMMARY).exists() else None)
+    )
+
+
+@app.command()
+def reproduce(
+    what: Annotated[str, typer.Argument(help="norm/quadratics (Figures 1-3) or norm/table1 (Table 1).")],
+    dataset: Annotated[str, typer.Option(help="For norm/table1: digits, fashion-mnist or cifar10.")] = "digits",
+    seeds: Annotated[int, typer.Option(min=1, help="How many runs each figure is the mean of.")] = 3,
+    epsilons: Annotated[str, typer.Option(help="For norm/table1: which epsilons, for example 5 or 5,1.5.")] = "5,1.5",
+    out: Annotated[Path | None, typer.Option(help="Where results are kept; default results/WHAT.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Cells of the grid at a time, one thread each.")] = 2,
+    as_json: Json = False,
+) -> None:
+    """Run a paper's experiment and show its numbers beside ours.
+
+    Every finished cell is kept, so a stopped grid goes on where it was. Rows are written as CSV, with figures.
+    """
+    from confide.reproduce import norm
+
+    folder = out or Path("results") / what.replace("/", "-")
+    if what == "norm/quadratics":
+        result = norm.quadratics(folder, seeds, workers, quiet=as_json)
+    elif what == "norm/table1":
+        levels = _levels(epsilons)
+        result = norm.table1(
+            folder if out else Path(f"{folder}-{dataset}"), dataset, seeds, levels, workers, quiet=as_json
+        )
+    else:
+        raise UserError(f"cannot reproduce {what!r}; expected norm/quadratics or norm/table1")
+    if as_json:
+        _print_json({"rows": result.rows, "claims": result.claims})
+        return
+    print(result.text)
+
+
+@recipes.command("list")
+def recipe_list(as_json: Json = False) -> None:
+    """The recipes that come with the package."""
+    import yaml
+
+    from confide.recipe import shipped
+
+    found = {name: yaml.safe_load(place.read_text()).get("description", "") for name, place in shipped().items()}
+    if as_json:
+        _print_json([{"name": n, "description": d} for n, d in found.items()])
+        return
+    width = max(map(len, found))
+    for name, description in found.items():
+        print(f"{name:<{width}}  {description}")
+
+
+@recipes.command("show")
+def recipe_show(name: Annotated[str, typer.Argument(help="A shipped recipe or a file.")], set_: Sets = None) -> None:
+    """A recipe with every default written out, checked."""
+    from confide.recipe import load
+
+    print(load(name, set_ or []).to_yaml(), end="")
+
+
+@recipes.command("schema")
+def recipe_schema() -> None:
+    """The JSON Schema of a recipe, for editors and for reading."""
+    from confide.recipe import schema
+
+    _print_json(schema())
+
+
+def _levels(text: str) -> list[float]:
+    try:
+        levels = [float(part) for part in text.split(",")]
+    except ValueError:
+        levels = []
+    if not levels or not all(0 < level < float("inf") for level in levels):
+        raise UserError(f"--epsilons {text!r}: expected numbers above 0 separated by commas, for example 5,1.5")
+    return levels
+
+
+def _print_json(document: Any) -> None:
+    print(json.dumps(document, indent=2, allow_nan=False))
+
+
+def _show_summary(summary: dict[str, Any], out: Path, as_json: bool) -> None:
+    if as_json:
+        _print_json(summary)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False, title=f"{summary['task']}, seed {summary['seed']}")
+    for name, value in summary["metrics"].items():
+        table.add_row(name, _number(value))
+    for name, value in summary["metrics_mean_of_last"].items():
+        table.add_row(f"{name}, mean of the last steps", _number(value))
+    if summary["epsilon"] is None:
+        table.add_row("privacy", "none: no guarantee")
+    else:
+        table.add_row("epsilon", f"{_number(summary['epsilon'])} at delta {summary['delta']:g}")
+        table.add_row("accounted by", f"{summary['accountant'].upper()}, {summary['sampler']}, {summary['adjacency']}")
+        table.add_row("noise", f"multiplier {_number(summary['noise_multiplier'])}, {summary['noise_source']}")
+    table.add_row("central steps", f"{summary['steps']} in {summary['seconds']:.1f} s")
+    Console().print(table)
+    print(f"model, ledger and page: {out}/model.safetensors, {out}/ledger.jsonl, {out}/report.html")
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4g}"
+
+
+def main() -> None:
+    """Run the command line: 2 for the user's mistakes, 130 for a stop, a traceback only for defects."""
+    try:
+        code = app(standalone_mode=False)
+    except UserError as error:
+        _fail(str(error), 2)
+    except Stopped as stop:
+        _fail(str(stop), 130)
+    except OSError as error:
+        if error.errno not in (
+            errno.ENOSPC,
+            errno.EDQUOT,
+            errno.EACCES,
+            errno.EROFS,
+            errno.ENOTDIR,
+            errno.EISDIR,
+        ):
+            raise
+        place = f" while writing {error.filename}" if error.filename else ""
+        _fail(
+            f"{error.strerror}{place}; what was saved before is kept. Make room or mend this, then `confide resume`",
+            2,
+        )
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("stopped at once; go on from the last checkpoint with `confide resume`", 130)
+    except Exception as error:
+        if isinstance(error, typer.Exit):
+            sys.exit(error.exit_code)
+        if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # click's own usage errors
+            error.show()  # type: ignore[attr-defined]
+            sys.exit(error.exit_code)
+        raise
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int) -> None:
+    print(message, file=sys.stderr)
+    sys.exit(code)

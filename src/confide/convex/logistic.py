@@ -1,0 +1,180 @@
+"""l2-regularised multinomial logistic regression split over users (NORM section 6 and appendix G).
+
+Users hold equally many examples from few classes. The loss of a user is the mean cross-entropy over its examples
+plus (l2/2)||theta||^2 over weights and biases, which is PyTorch's weight decay.
+
+Full-batch gradient descent never leaves the affine space W_t = c_t W_0 + A_t' X, where X are the user's m examples
+and A_t is m by classes. Its logits are c_t X W_0' + (X X') A_t, so a user's E steps cost products of size m, not of
+the number of features, and the sum of all bounded updates is one matrix product. This is exact, and `PlainTrainer`
+is its reference in the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+from torch.nn import functional
+
+from confide.convex import datasets
+from confide.federated.local import LocalTraining, Updates
+from confide.federated.parameters import Layout
+from confide.randomness import generator
+
+
+class LogisticSettings(BaseModel):
+    """Logistic regression on a labelled data set, sharded over users by label."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["convex/logistic"] = "convex/logistic"
+    dataset: Literal["digits", "fashion-mnist", "cifar10"] = Field("digits", description="digits needs nothing")
+    folder: Path | None = Field(None, description="where the data set lies; none: its usual places")
+    users: int = Field(gt=0, description="n, how many users share the training data")
+    shards_per_user: int = Field(5, gt=0, description="a user's data come from at most so many classes")
+    l2: float = Field(1e-4, ge=0, allow_inf_nan=False, description="weight decay")
+
+
+class LogisticRegression:
+    """The task: users' examples, model, loss, evaluation and the dual short cut."""
+
+    name = "convex/logistic"
+    metric = "accuracy"
+
+    def __init__(self, settings: LogisticSettings, seed: int) -> None:
+        self.l2 = settings.l2
+        self.data = datasets.load(settings.dataset, settings.folder)
+        self.held = datasets.shard(
+            self.data.train_labels, settings.users, settings.shards_per_user, generator(seed, "shards")
+        )  # (users, m)
+        self._gram: Tensor | None = None
+
+    @property
+    def examples(self) -> np.ndarray:
+        return np.full(self.held.shape[0], self.held.shape[1], dtype=np.int64)
+
+    def initial_parameters(self) -> dict[str, Tensor]:
+        wide = self.data.train_features.shape[1]
+        return {"weight": torch.zeros(self.data.classes, wide), "bias": torch.zeros(self.data.classes)}
+
+    def batch(self, user: int, examples: np.ndarray | None) -> tuple[Tensor, ...]:
+        rows = self.held[user] if examples is None else self.held[user][torch.from_numpy(examples)]
+        return self.data.train_features[rows], self.data.train_labels[rows]
+
+    def loss(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
+        features, labels = batch
+        logits = functional.linear(features, parameters["weight"], parameters["bias"])
+        size = sum((p.square().sum() for p in parameters.values()), start=torch.zeros(()))
+        return functional.cross_entropy(logits, labels) + 0.5 * self.l2 * size
+
+    def evaluate(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
+        logits = functional.linear(self.data.test_features, parameters["weight"], parameters["bias"])
+        right = (logits.argmax(dim=1) == self.data.test_labels).double().mean()
+        return {
+            "accuracy": float(right),
+            "test_loss": float(functional.cross_entropy(logits, self.data.test_labels)),
+        }
+
+    def fast_updates(
+        self, parameters: Mapping[str, Tensor], users: np.ndarray, local: LocalTraining, learning_rate: float
+    ) -> Updates | None:
+        if local.batch_size is not None and local.batch_size < self.held.shape[1]:
+            return None
+        rows = self.held[torch.from_numpy(users)]  # (users, m)
+        features = self.data.train_features[rows]  # (users, m, wide)
+        return dual_updates(
+            parameters["weight"], parameters["bias"], features, self.data.train_labels[rows], self._grams()[users],
+            self.l2, local, learning_rate,
+        )  # fmt: skip
+
+    def _grams(self) -> Tensor:
+        """Inner products of each user's own examples, made once."""  # (population, m, m) float64
+        if self._gram is None:
+            pieces = [self.data.train_features[rows].double() for rows in self.held]
+            self._gram = torch.stack([x @ x.T for x in pieces])
+        return self._gram
+
+
+@dataclass
+class DualUpdates:
+    """Updates of many users in factored form: central_share[k] W_0 + A_k' X_k for user k."""
+
+    weight: Tensor  # (classes, wide) the central model
+    bias: Tensor  # (classes,)
+    features: Tensor  # (users, m, wide)
+    coefficients: Tensor  # (users, m, classes)
+    central_share: Tensor  # (users,)
+    norms: Tensor
+    losses: Tensor
+
+    def weighted_sum(self, factors: Tensor, into: Tensor) -> None:
+        layout = Layout.of({"weight": self.weight, "bias": self.bias})
+        total = layout.views(into)
+        # 0 times a value that is not finite would not be zero.
+        used = (factors != 0).any(dim=1)
+        share = torch.where(used, self.central_share, 0.0).double()
+        coefficients = torch.where(used[:, None, None], self.coefficients, 0.0)
+        of_weight, of_bias = factors[:, 0], factors[:, 1]
+        scaled = coefficients * of_weight[:, None, None].to(coefficients.dtype)
+        total["weight"].addmm_(scaled.flatten(0, 1).T, self.features.flatten(0, 1))
+        total["weight"].add_(self.weight, alpha=float((share * of_weight).sum()))
+        total["bias"].add_((coefficients.sum(dim=1).double() * of_bias[:, None]).sum(dim=0).to(into.dtype))
+        total["bias"].add_(self.bias, alpha=float((share * of_bias).sum()))
+
+
+def dual_updates(
+    weight: Tensor, bias: Tensor, features: Tensor, labels: Tensor, gram: Tensor, l2: float,
+    local: LocalTraining, rate: float,
+) -> DualUpdates:  # fmt: skip
+    """E full-batch steps of every user in the space spanned by its own examples.
+
+    A gradient is p W_0 + B' X with p = (l2 + mu) c - mu and B = residuals / m + (l2 + mu) A, for weight and bias alike.
+    """
+    users, m, _ = features.shape
+    targets = functional.one_hot(labels, weight.shape[0]).to(features.dtype)  # (users, m, classes)
+    central_logits = torch.matmul(features, weight.T)  # (users, m, classes), without the bias
+    start = central_logits + bias
+    kernel = (gram + 1.0).to(features.dtype)  # the bias is the weight of a feature that is always 1
+    decay, mu = l2 + local.proximal, local.proximal
+    share = torch.ones(users, 1, 1, dtype=features.dtype)  # c
+    dual = torch.zeros_like(start)  # A
+    losses = torch.zeros(users, dtype=torch.float64)
+    size = weight.double().square().sum() + bias.double().square().sum()
+    for index in range(local.steps or local.epochs or 0):
+        logits = torch.baddbmm(share * start, kernel, dual)
+        if index == 0:
+            spread = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+            losses = spread.view(users, m).double().mean(dim=1) + 0.5 * l2 * size
+        step = torch.softmax(logits, dim=-1).sub_(targets).div_(m)
+        pull = decay * share - mu  # p
+        if local.gradient_clip is not None:
+            step.add_(dual, alpha=decay)
+            length = _norms(weight, bias, central_logits, gram, step, pull.flatten()).norm(dim=1)
+            factor = torch.clamp(local.gradient_clip / length, max=1.0).to(features.dtype)[:, None, None]
+            dual.sub_(step.mul_(factor), alpha=rate)
+            share = share - rate * factor * pull
+        else:
+            dual.mul_(1.0 - rate * decay).sub_(step, alpha=rate)
+            share = share - rate * pull
+    # The update is W_0 - W_E = (1 - c) W_0 - A' X.
+    scale = 1.0 / rate if local.divide_by_learning_rate else 1.0
+    coefficients = dual.mul_(-scale)
+    central_share = (1.0 - share.flatten()) * scale
+    norms = _norms(weight, bias, central_logits, gram, coefficients, central_share)
+    return DualUpdates(weight, bias, features, coefficients, central_share, norms, losses)
+
+
+def _norms(weight: Tensor, bias: Tensor, central_logits: Tensor, gram: Tensor, a: Tensor, c: Tensor) -> Tensor:
+    """Norms of c W_0 + A' X and c b_0 + A' 1 for each user, in double precision because the terms can cancel."""
+    a, c = a.double(), c.double()
+    inner = (central_logits.double() * a).sum(dim=(1, 2))
+    of_weight = c.square() * weight.double().square().sum() + 2 * c * inner + (torch.bmm(gram, a) * a).sum(dim=(1, 2))
+    column = a.sum(dim=1)  # (users, classes)
+    of_bias = (c[:, None] * bias.double() + column).square().sum(dim=1)
+    return torch.stack([of_weight.clamp_(min=0.0).sqrt(), of_bias.sqrt()], dim=1)

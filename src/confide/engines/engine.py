@@ -1,0 +1,37 @@
+"""What the loop asks of an engine, and the plain one that trains the cohort in this process."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from confide.federated.cohort import PartTrainer, Tally, parts
+
+
+class Engine(Protocol):
+    def train(self, central: Tensor, cohort: np.ndarray, step: int, total: Tensor) -> Tally:
+        """Write sum_k w_k bound(delta_k) over the cohort into `total`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class InProcess:
+    """One part after the other, here."""
+
+    def __init__(self, trainer: PartTrainer) -> None:
+        self.trainer = trainer
+
+    def train(self, central: Tensor, cohort: np.ndarray, step: int, total: Tensor) -> Tally:
+        total.zero_()
+        part_sum, tally = total.new_empty(total.shape), Tally()
+        for users in parts(cohort):
+            # A part is summed on its own first: the order of additions must not depend on who trains it.
+            tally.add(self.trainer.add_part(central, users, step, part_sum.zero_()))
+            total.add_(part_sum)
+        return tally
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,108 @@
+"""Bounding one user's update to sensitivity C (PFL-ASR Definition 3 and appendix H.5; NORM eqs 4 and 12).
+
+Every rule is a function of the norms of an update's tensors and answers with one factor per tensor, so the same
+few lines serve an update that lies in memory and one that is only known through its factors. The sensitivity
+comes from the same object; the noise takes its scale from nowhere else.
+
+| rule                | factor of tensor h                      | norm of what is sent          |
+|---------------------|-----------------------------------------|-------------------------------|
+| clip                | min(1, C / norm)                        | at most C                     |
+| per_layer_clip      | min(1, C_h / norm_h)                    | at most C                     |
+| normalise           | C / norm                                | C; a zero update stays zero   |
+| per_layer_normalise | C_h / norm_h if norm > C, otherwise 1   | at most C                     |
+| none                | 1                                       | not bounded: no guarantee     |
+
+C_h is C / sqrt(H) ("uniform"), C sqrt(d_h / sum d) ("dim") or C sqrt(a_h d_h / sum a d) ("weighted").
+
+Differs from the paper: PFL-ASR section 3 once prints C_h = C d_h / sum d; Definition 3's square root is used, which
+is what keeps the whole at C. All factors are smaller by one part in a million, which covers the rounding of
+float32 arithmetic, so the bound holds for the numbers that are really sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Annotated, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from confide.federated.parameters import Layout
+
+ROUNDING = 1.0 - 1e-6
+
+
+class Bounding(BaseModel):
+    """How each user's update is bounded before it leaves the user."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rule: Literal["clip", "per_layer_clip", "normalise", "per_layer_normalise", "none"] = Field(
+        "clip", description="which rule bounds a user's update"
+    )
+    bound: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None, description="C, the largest norm of what a user sends; required by every rule but none"
+    )
+    split: Literal["uniform", "dim", "weighted"] = Field(
+        "uniform", description="how the per-layer rules split C over the tensors"
+    )
+    layer_weights: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
+        default_factory=dict,
+        description="for split weighted: pattern of tensor names to a_h; the first match counts, others are 1",
+    )
+
+    @property
+    def per_layer(self) -> bool:
+        return self.rule.startswith("per_layer")
+
+
+@dataclass(frozen=True)
+class Bounder:
+    """A rule made ready for a model: norms in, factors out, and the sensitivity that they ensure."""
+
+    rule: str
+    sensitivity: float
+    layer_bounds: Tensor  # (layers,) C_h, with sum of squares C^2
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """Factor per user and tensor from the norms of the users' tensors."""  # (users, layers) -> (users, layers)
+        if self.rule == "none":
+            return torch.ones_like(norms)
+        total = torch.linalg.vector_norm(norms, dim=1, keepdim=True)  # (users, 1)
+        if self.rule == "clip":
+            return torch.clamp(self.sensitivity / total, max=1.0).expand_as(norms) * ROUNDING
+        if self.rule == "normalise":
+            return _ratio(self.sensitivity, total).expand_as(norms) * ROUNDING
+        if self.rule == "per_layer_clip":
+            return torch.clamp(self.layer_bounds / norms, max=1.0) * ROUNDING
+        if self.rule == "per_layer_normalise":
+            scaled = _ratio(self.layer_bounds, norms)
+            return torch.where(total > self.sensitivity, scaled, torch.ones_like(norms)) * ROUNDING
+        raise ValueError(f"unknown bounding rule {self.rule!r}")
+
+
+def _ratio(bound: float | Tensor, norms: Tensor) -> Tensor:
+    """bound / norms, and 0 where there is nothing to scale."""
+    return torch.where(norms > 0, bound / norms, torch.zeros_like(norms))
+
+
+def bounder(settings: Bounding, layout: Layout) -> Bounder:
+    if settings.rule == "none" or settings.bound is None:
+        return Bounder("none", float("inf"), torch.full((len(layout.names),), float("inf"), dtype=torch.float64))
+    shares = torch.tensor(_shares(settings, layout), dtype=torch.float64)
+    layer_bounds = settings.bound * torch.sqrt(shares / shares.sum())
+    return Bounder(settings.rule, settings.bound, layer_bounds)
+
+
+def _shares(settings: Bounding, layout: Layout) -> list[float]:
+    """Each tensor's share of C squared, up to a common factor."""
+    if settings.split == "uniform":
+        return [1.0] * len(layout.names)
+    if settings.split == "dim":
+        return [float(size) for size in layout.sizes]
+    return [
+        size * next((a for p, a in settings.layer_weights.items() if fnmatchcase(name, p)), 1.0)
+        for name, size in zip(layout.names, layout.sizes, strict=True)
+    ]

@@ -1,0 +1,89 @@
+"""Train a part of a cohort, bound every update, and keep only sums.
+
+A cohort is cut into parts of `PART` users, whatever the number of workers, and the parts are added in order; so the
+result is the same, bit for bit, wherever the parts were trained, and memory does not grow with the cohort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from confide.federated.bounding import ROUNDING, Bounder
+from confide.federated.local import LocalTraining, PlainTrainer, Updates
+from confide.federated.parameters import Layout
+from confide.federated.task import Task
+
+PART = 64
+
+
+@dataclass
+class Tally:
+    """Sums over users of what is worth watching. None of it is covered by the privacy guarantee."""
+
+    users: int = 0
+    not_finite: int = 0
+    bounded: int = 0
+    loss: float = 0.0
+    norm: float = 0.0
+    norm_squared: float = 0.0
+    bounded_norm: float = 0.0
+
+    def add(self, other: Tally) -> None:
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+
+def parts(cohort: np.ndarray) -> Iterator[np.ndarray]:
+    for start in range(0, len(cohort), PART):
+        yield cohort[start : start + PART]
+
+
+class PartTrainer:
+    """Trains the users of one part and adds their bounded, weighted updates to a flat vector."""
+
+    def __init__(
+        self,
+        task: Task,
+        layout: Layout,
+        local: LocalTraining,
+        bounder: Bounder,
+        weights: np.ndarray,
+        seed: int,
+        like: Tensor,
+    ) -> None:
+        self.task, self.layout, self.local, self.bounder = task, layout, local, bounder
+        self.weights = torch.from_numpy(weights)  # (population,) float64
+        self.plain = PlainTrainer(task, layout, local, seed, like)
+
+    def add_part(self, central: Tensor, users: np.ndarray, step: int, into: Tensor) -> Tally:
+        """Add sum_k w_k bound(delta_k) over `users` to `into`."""
+        tally = Tally()
+        fast = self.task.fast_updates(self.layout.views(central), users, self.local, self.local.rate(step))
+        if fast is not None:
+            tally.add(self._add(fast, users, into))
+        else:
+            for user in users:
+                tally.add(self._add(self.plain.update(central, int(user), step), np.array([user]), into))
+        return tally
+
+    def _add(self, updates: Updates, users: np.ndarray, into: Tensor) -> Tally:
+        finite = torch.isfinite(updates.norms).all(dim=1) & torch.isfinite(updates.losses)  # (users,)
+        norms = torch.where(finite[:, None], updates.norms, 0.0)
+        # A user whose loss or update is not finite contributes zero and is counted.
+        factors = torch.where(finite[:, None], self.bounder.factors(norms), 0.0)  # (users, layers)
+        updates.weighted_sum(factors * self.weights[users][:, None], into)
+        lengths = torch.linalg.vector_norm(norms, dim=1)
+        return Tally(
+            users=len(users),
+            not_finite=int((~finite).sum()),
+            bounded=int(((factors < ROUNDING).any(dim=1) & finite).sum()),
+            loss=float(torch.where(finite, updates.losses, 0.0).sum()),
+            norm=float(lengths.sum()),
+            norm_squared=float(lengths.square().sum()),
+            bounded_norm=float(torch.linalg.vector_norm(norms * factors, dim=1).sum()),
+        )

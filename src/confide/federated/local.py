@@ -1,0 +1,120 @@
+"""What a user does with the central model (PFL-ASR Algorithm 1, lines 6-11; NORM Algorithm 1, lines 5-9).
+
+Plain gradient descent from the central model, fresh every round: steps or epochs, on the whole of the user's data
+or on mini-batches, each gradient clipped to `gradient_clip`, with the FedProx term (mu/2)||theta - theta_t||^2.
+The update is delta = theta_t - theta_local, or delta / eta as NORM defines it.
+
+`PlainTrainer` is the reference for every task: autograd, one user after the other, in buffers that are made once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Protocol
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from confide.federated.parameters import Layout
+from confide.federated.schedules import Constant, Schedule
+from confide.randomness import generator
+
+if TYPE_CHECKING:
+    from confide.federated.task import Task
+
+
+class LocalTraining(BaseModel):
+    """What a user does in one central step."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    steps: Annotated[int, Field(ge=1)] | None = Field(None, description="local steps; give this or epochs")
+    epochs: Annotated[int, Field(ge=1)] | None = Field(None, description="passes over the user's data")
+    batch_size: Annotated[int, Field(ge=1)] | None = Field(None, description="examples a step; none: all of them")
+    learning_rate: float = Field(gt=0, allow_inf_nan=False, description="eta, the local learning rate")
+    schedule: Schedule = Field(default_factory=Constant, description="how eta changes over central steps")
+    gradient_clip: Annotated[float, Field(gt=0)] | None = Field(None, description="C_loc, bound of each local gradient")
+    proximal: float = Field(0.0, ge=0, allow_inf_nan=False, description="mu of FedProx")
+    divide_by_learning_rate: bool = Field(False, description="send delta / eta, as NORM does, instead of delta")
+
+    def rate(self, step: int) -> float:
+        return self.learning_rate * self.schedule(step)
+
+
+class Updates(Protocol):
+    """Updates of some users, in whatever form they are held."""
+
+    norms: Tensor  # (users, layers) float64
+    losses: Tensor  # (users,) at the central model, before any local step
+
+    def weighted_sum(self, factors: Tensor, into: Tensor) -> None:
+        """Add the sum over users of factor times update to a flat vector."""  # factors (users, layers)
+        ...
+
+
+@dataclass
+class PlainUpdate:
+    """One user's update as it lies in memory."""
+
+    delta: Tensor  # (parameters,)
+    layout: Layout
+    norms: Tensor
+    losses: Tensor
+
+    def weighted_sum(self, factors: Tensor, into: Tensor) -> None:
+        pieces = zip(self.layout.pieces(into), self.layout.pieces(self.delta), strict=True)
+        for factor, (total, piece) in zip(factors[0].tolist(), pieces, strict=True):
+            if factor != 0:
+                total.add_(piece, alpha=factor)
+
+
+class PlainTrainer:
+    """The reference: trains one user after the other with autograd, allocating nothing per user."""
+
+    def __init__(self, task: Task, layout: Layout, local: LocalTraining, seed: int, like: Tensor) -> None:
+        self.task, self.layout, self.local, self.seed = task, layout, local, seed
+        self.theta = torch.empty_like(like).requires_grad_()
+        self.delta = torch.empty_like(like)
+
+    def update(self, central: Tensor, user: int, step: int) -> PlainUpdate:
+        """Train one user from `central`. The answer is only valid until the next call: the buffers are reused."""
+        local, rate = self.local, self.local.rate(step)
+        with torch.no_grad():
+            self.theta.copy_(central)
+        first_loss: Tensor | None = None
+        for chosen in self._batches(user, step):
+            loss = self.task.loss(self.layout.views(self.theta), self.task.batch(user, chosen))
+            (gradient,) = torch.autograd.grad(loss, self.theta)
+            first_loss = loss.detach() if first_loss is None else first_loss
+            with torch.no_grad():
+                if local.proximal:
+                    gradient.add_(self.theta - central, alpha=local.proximal)
+                if local.gradient_clip is not None:
+                    gradient.mul_(min(1.0, local.gradient_clip / max(float(gradient.norm()), 1e-30)))
+                self.theta.add_(gradient, alpha=-rate)
+        with torch.no_grad():
+            torch.sub(central, self.theta, out=self.delta)
+            if local.divide_by_learning_rate:
+                self.delta.div_(rate)
+        losses = torch.zeros(1) if first_loss is None else first_loss.reshape(1)
+        return PlainUpdate(self.delta, self.layout, self.layout.norms(self.delta).unsqueeze(0), losses.double())
+
+    def _batches(self, user: int, step: int) -> Iterator[np.ndarray | None]:
+        """The examples of each local step; None stands for all of them."""
+        held = int(self.task.examples[user])
+        size = self.local.batch_size
+        if size is None or size >= held:
+            for _ in range(self.local.steps or self.local.epochs or 0):
+                yield None
+            return
+        per_epoch = -(-held // size)
+        total = self.local.steps or (self.local.epochs or 0) * per_epoch
+        shuffle = generator(self.seed, "batches", step, user)
+        order = np.empty(0, dtype=np.int64)
+        for index in range(total):
+            if index % per_epoch == 0:
+                order = shuffle.permutation(held)
+            yield order[index % per_epoch * size : (index % per_epoch + 1) * size]

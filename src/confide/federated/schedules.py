@@ -1,0 +1,80 @@
+"""How a learning rate changes over central steps: multipliers of the base rate, as they stand in a recipe.
+
+Implements, for the 0-based central step t:
+
+* PFL-ASR section 4 and Figures 2-3, a constant rate "with further exponential decay": 1 before step t0,
+  then r^((t - t0) / tau), without a jump at t0;
+* NORM appendix G, eta_k = 0.99^k eta_0: factor^t;
+* PFL-ASR appendix G.3, the linear warm-up of post-LayerNorm models: (t + 1) / warmup while t < warmup.
+
+Differs from the paper: the released PFL-ASR code starts its warm-up at (almost) zero and counts the decay
+from the end of the warm-up. Here the first step already moves the model, because its privacy has been paid
+for, and warm-up multiplies the schedule, so that `start` always means a central step.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["Constant", "Exponential", "PerRound", "Schedule"]
+
+
+class _Schedule(BaseModel, ABC):
+    """What every schedule shares: a warm-up, and being called with a step."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    # Declared here so that it comes first in the schema that users read.
+    kind: str
+    warmup: int = Field(default=0, ge=0, description="Steps of linear warm-up before the full rate; 0 for none.")
+
+    def __call__(self, step: int) -> float:
+        """The multiplier of the base learning rate at the 0-based `step`."""
+        if step < 0:
+            raise ValueError(f"step={step} is negative; steps count from 0")
+        ramp = (step + 1) / self.warmup if step < self.warmup else 1.0
+        return ramp * self._decay(step)
+
+    @abstractmethod
+    def _decay(self, step: int) -> float:
+        """The multiplier without warm-up."""
+
+
+class Constant(_Schedule):
+    """The base learning rate at every step."""
+
+    kind: Literal["constant"] = Field(default="constant", description="The same rate at every step.")
+
+    def _decay(self, step: int) -> float:
+        return 1.0
+
+
+class Exponential(_Schedule):
+    """The base learning rate until `start`, then multiplied by `rate` every `transition` steps, smoothly."""
+
+    kind: Literal["exponential"] = Field(
+        default="exponential", description="Constant first, then an exponential decay."
+    )
+    rate: float = Field(gt=0, le=1, description="What the learning rate is multiplied by every `transition` steps.")
+    start: int = Field(ge=0, description="The central step from which the rate decays.")
+    transition: float = Field(gt=0, description="The number of steps that it takes to decay once by `rate`.")
+
+    def _decay(self, step: int) -> float:
+        return math.pow(self.rate, max(step - self.start, 0) / self.transition)
+
+
+class PerRound(_Schedule):
+    """The base learning rate multiplied by `factor` after every central step."""
+
+    kind: Literal["per_round"] = Field(default="per_round", description="A decay by one factor at every step.")
+    factor: float = Field(gt=0, le=1, description="What the learning rate is multiplied by after every step.")
+
+    def _decay(self, step: int) -> float:
+        return math.pow(self.factor, step)
+
+
+Schedule = Annotated[Constant | Exponential | PerRound, Field(discriminator="kind")]

@@ -1,0 +1,265 @@
+"""The folder of a run: what is in it, and how a run is started, stopped and taken up again.
+
+recipe.yaml (resolved), checkpoint.safetensors, ledger.jsonl, metrics.jsonl, events.* (TensorBoard), and at the end
+model.safetensors, summary.json, figures/*.png and report.html. Nothing that is there is ever overwritten by another
+run, and one process at a time works in it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from confide import checkpoint, recipe
+from confide.checkpoint import State
+from confide.errors import Stopped, UserError
+from confide.files import write_atomically
+from confide.privacy import accountant, ledger
+from confide.privacy.ledger import Ledger
+from confide.progress import Reporter, stop_on_signal
+from confide.recipe import Recipe
+from confide.run import Loop, Record, make_loop, mean_of_recent
+
+RECIPE, METRICS, SUMMARY, MODEL = "recipe.yaml", "metrics.jsonl", "summary.json", "model.safetensors"
+
+
+def train(wanted: Recipe, folder: Path, workers: int = 1, quiet: bool = False) -> dict[str, Any]:
+    """Start a run in a new folder and see it through. A folder that holds this run, finished, answers at once."""
+    if (folder / RECIPE).exists():
+        held = held_recipe(folder)
+        if held.digest != wanted.digest:
+            raise UserError(
+                f"{folder} already holds another run (recipe {held.digest}, not {wanted.digest}); nothing was "
+                "changed. Choose another --out folder"
+            )
+        if not (folder / SUMMARY).exists():
+            raise UserError(f"{folder} holds this run, unfinished; go on with `confide resume {folder}`")
+        return summary_of(folder)
+    strangers = (
+        [p.name for p in folder.iterdir() if p.name != ".lock" and p.suffix != ".tmp"] if folder.is_dir() else []
+    )
+    if strangers:
+        raise UserError(f"{folder} is not empty and holds no run ({strangers[0]}, ...); choose another --out folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    with _alone(folder):
+        loop = make_loop(wanted, lambda header: _open_ledger(folder, wanted, header), workers)
+        try:
+            return _go_on(folder, loop, loop.start(), quiet)
+        finally:
+            loop.engine.close()
+
+
+def resume(folder: Path, workers: int = 1, quiet: bool = False) -> dict[str, Any]:
+    """Go on with a run that was stopped or killed; it ends as if it had never been."""
+    wanted = held_recipe(folder)
+    if (folder / SUMMARY).exists():
+        return summary_of(folder)
+    with _alone(folder):
+        saved = checkpoint.load(folder) if (folder / checkpoint.FILE).exists() else None
+        if saved is not None:
+            _check_saved(folder, saved, wanted)
+        loop = make_loop(wanted, lambda header: _open_ledger(folder, wanted, header), workers)
+        try:
+            return _go_on(folder, loop, saved.state if saved else loop.start(), quiet)
+        finally:
+            loop.engine.close()
+
+
+def held_recipe(folder: Path) -> Recipe:
+    try:
+        document = yaml.safe_load((folder / RECIPE).read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{folder} holds no run: there is no {RECIPE} in it; start one with `confide train`") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{folder / RECIPE} is not valid YAML: {error}") from None
+    return recipe.parse(document if isinstance(document, dict) else {}, str(folder / RECIPE))
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text())
+    return summary
+
+
+def check_ledger(folder: Path) -> dict[str, Any]:
+    """Recompute what was spent from the ledger alone, and hold it against what the rest of the folder says."""
+    book = Ledger.read(folder / ledger.FILE)
+    if (folder / checkpoint.FILE).exists():
+        saved = checkpoint.load(folder)
+        _check_tail(folder, book, saved.ledger_count, saved.ledger_head)
+    delta, kind = book.header.get("delta"), book.header.get("accountant", "pld")
+    events = [entry.event for entry in book.entries]
+    spent = accountant.epsilon(events, delta, kind) if delta is not None else math.inf
+    return {
+        "epsilon": finite(spent if events else 0.0),
+        "delta": delta,
+        "accountant": kind,
+        "adjacency": book.header.get("adjacency"),
+        "noise_source": book.header.get("noise_source"),
+        "for_release": book.header.get("for_release"),
+        "releases": book.count,
+        "steps": len(book.latest),
+        "last_hash": book.head,
+    }
+
+
+def finite(value: float) -> float | None:
+    """JSON has no infinity; an epsilon without a guarantee is null."""
+    return value if math.isfinite(value) else None
+
+
+def _check_saved(folder: Path, saved: checkpoint.Saved, wanted: Recipe) -> None:
+    if saved.recipe_digest != wanted.digest:
+        raise UserError(
+            f"{folder / RECIPE} was changed after the run began; nothing was done. Put it back, or start another run"
+        )
+    if not (folder / ledger.FILE).exists():
+        raise UserError(f"{folder / ledger.FILE} is missing; without it the privacy spent cannot be stated")
+    _check_tail(folder, Ledger.read(folder / ledger.FILE), saved.ledger_count, saved.ledger_head)
+
+
+def _check_tail(folder: Path, book: Ledger, count: int, head: str) -> None:
+    """The checkpoint remembers how long the ledger was: lines missing at the end would be an under-count."""
+    if book.count < count:
+        raise UserError(
+            f"{folder / ledger.FILE} has {book.count} releases but the checkpoint was written after {count}; "
+            f"lines are missing at its end. The privacy spent cannot be stated from this file"
+        )
+    if head not in book.heads:
+        raise UserError(f"{folder / ledger.FILE} is not the ledger that the checkpoint was written with")
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another process is working in {folder}; wait for it or stop it first") from None
+        yield
+
+
+def _open_ledger(folder: Path, wanted: Recipe, header: dict[str, Any]) -> Ledger:
+    """The first thing written is the recipe, so that a run that was killed at birth can still be taken up."""
+    path = folder / ledger.FILE
+    if not (folder / RECIPE).exists():
+        write_atomically(folder / RECIPE, wanted.to_yaml().encode())
+    if not path.exists() or path.stat().st_size == 0:
+        return Ledger.create(path, header)
+    torn = Ledger.drop_torn_line(path)
+    if torn and path.stat().st_size == 0:
+        return Ledger.create(path, header)
+    return Ledger.read(path)
+
+
+def _go_on(folder: Path, loop: Loop, state: State, quiet: bool) -> dict[str, Any]:
+    """The central steps that are left, with everything recorded, and then the results."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    steps, settings = loop.recipe.run.steps, loop.recipe.run
+    _save(folder, loop, state)
+    _cut_metrics(folder / METRICS, state.step)
+    board = SummaryWriter(str(folder), purge_step=state.step + 1)
+    try:
+        with (
+            (folder / METRICS).open("a") as metrics,
+            Reporter(loop.task.name, steps, state.step, quiet) as reporter,
+            stop_on_signal() as stop,
+        ):
+            note = ""
+            while state.step < steps:
+                record = loop.step(state)
+                record["epsilon"] = finite(loop.plan.epsilon_so_far(loop.ledger.count))
+                if loop.wants_evaluation(state):
+                    record["evaluation"] = loop.evaluate(state)
+                    note = f"{loop.task.metric} {record['evaluation'][loop.task.metric]:.4g}"
+                _write_record(metrics, board, record)
+                reporter.advance(f"{note} {_epsilon_text(record['epsilon'])}".strip())
+                if state.step % settings.checkpoint_every == 0 or stop.asked:
+                    os.fsync(metrics.fileno())
+                    _save(folder, loop, state)
+                if stop.asked and state.step < steps:
+                    raise Stopped(f"stopped after step {state.step} of {steps}; go on with `confide resume {folder}`")
+            os.fsync(metrics.fileno())
+    finally:
+        board.close()
+    _save(folder, loop, state)
+    return _finish(folder, loop, state)
+
+
+def _save(folder: Path, loop: Loop, state: State) -> None:
+    checkpoint.save(folder, state, loop.recipe.digest, loop.ledger.count, loop.ledger.head)
+
+
+def _finish(folder: Path, loop: Loop, state: State) -> dict[str, Any]:
+    from safetensors.torch import save as serialise
+
+    from confide.report.page import write_report
+
+    model = loop.layout.views(loop.final_model(state))
+    write_atomically(folder / MODEL, serialise({n: t.contiguous() for n, t in model.items()}))
+    spent = check_ledger(folder)
+    summary = {
+        "task": loop.task.name,
+        "metrics": loop.task.evaluate(model),
+        "metrics_mean_of_last": mean_of_recent(state),
+        "epsilon": spent["epsilon"],
+        "delta": spent["delta"],
+        "accountant": spent["accountant"],
+        "adjacency": spent["adjacency"],
+        "noise_source": spent["noise_source"],
+        "for_release": spent["for_release"],
+        "releases": spent["releases"],
+        "sampler": loop.plan.sampler,
+        "noise_multiplier": loop.plan.event.noise_multiplier,
+        "cohort": loop.plan.cohort_size,
+        "population": len(loop.plan.weights),
+        "steps": state.step,
+        "seconds": round(state.seconds, 3),
+        "seed": loop.recipe.run.seed,
+        "recipe": loop.recipe.digest,
+        "ledger_head": spent["last_hash"],
+    }
+    write_report(folder, loop.recipe, summary)
+    write_atomically(folder / SUMMARY, (json.dumps(summary, indent=2, allow_nan=False) + "\n").encode())
+    return summary
+
+
+def _cut_metrics(path: Path, step: int) -> None:
+    """Steps after the checkpoint are made again; their lines go, and a torn line with them."""
+    if path.exists():
+        kept = [line for line in path.read_bytes().splitlines(keepends=True) if _step_of(line) <= step]
+        write_atomically(path, b"".join(kept))
+
+
+def _step_of(line: bytes) -> float:
+    try:
+        return int(json.loads(line)["step"]) if line.endswith(b"\n") else math.inf
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+def _write_record(metrics: Any, board: Any, record: Record) -> None:
+    metrics.write(json.dumps(_json_safe(record), allow_nan=False) + "\n")
+    metrics.flush()
+    flat = {**record, **{f"evaluation/{k}": v for k, v in record.get("evaluation", {}).items()}}
+    for name, value in flat.items():
+        if name != "step" and isinstance(value, int | float):
+            board.add_scalar(name, value, record["step"])
+
+
+def _json_safe(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _json_safe(v) for k, v in value.items()}
+    return finite(value) if isinstance(value, float) else value
+
+
+def _epsilon_text(epsilon: float | None) -> str:
+    return "no privacy" if epsilon is None else f"epsilon {epsilon:.2f}"

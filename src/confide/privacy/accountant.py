@@ -1,0 +1,115 @@
+"""Epsilon from events, by dp-accounting: Renyi (RDP) or privacy-loss distributions (PLD).
+
+Both give proven upper bounds for a composition of Gaussian releases; PLD is the tighter one. dp-accounting does the
+mathematics. A cohort of fixed size is only known to its RDP accountant, with replace-one adjacency.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Literal
+
+from confide.errors import UserError
+from confide.privacy.events import Event, Sampler
+
+Accountant = Literal["pld", "rdp"]
+
+
+def epsilon(events: Iterable[Event], delta: float, accountant: Accountant) -> float:
+    """The smallest epsilon proven for all these releases together; infinite where there is no guarantee."""
+    counts = Counter(events)
+    if not all(event.private for event in counts):
+        return math.inf
+    if len({event.adjacency for event in counts}) > 1:
+        raise UserError("events with different adjacency cannot be composed: a run uses one sampler")
+    # Only these decide the loss; the rest of an event is for the reader.
+    key = Counter[_Key]()
+    for event, count in counts.items():
+        key[(event.sampler, event.cohort, event.population, event.rate, event.noise_multiplier)] += count
+    return _epsilon(tuple(sorted(key.items())), delta, accountant)
+
+
+def noise_multiplier(target_epsilon: float, delta: float, steps: int, accountant: Accountant, template: Event) -> float:
+    """The smallest noise multiplier with which `steps` events like `template` stay within the target."""
+    return _calibrate(
+        target_epsilon, delta, steps, accountant,
+        template.sampler, template.cohort, template.population, template.rate,
+    )  # fmt: skip
+
+
+def check_supported(event: Event, accountant: Accountant) -> None:
+    """Refuse, before anything is trained, what the accountant has no proof for."""
+    if accountant == "pld" and event.sampler == "fixed":
+        raise UserError(
+            "privacy.accountant=pld has no proof for a cohort of fixed size; "
+            "use privacy.accountant=rdp, or sampling.kind=poisson"
+        )
+
+
+_Key = tuple[Sampler, float, int, float, float]
+
+
+@lru_cache(maxsize=4096)
+def _epsilon(counts: tuple[tuple[_Key, int], ...], delta: float, accountant: Accountant) -> float:
+    import dp_accounting
+
+    if not counts:
+        return 0.0
+    # dp-accounting warns about every Renyi order that it leaves out; leaving one out keeps the bound valid.
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    replace = counts[0][0][0] == "fixed"
+    relation = dp_accounting.NeighboringRelation
+    adjacency = relation.REPLACE_ONE if replace else relation.ADD_OR_REMOVE_ONE
+    if accountant == "rdp":
+        engine = dp_accounting.rdp.RdpAccountant(neighboring_relation=adjacency)
+    else:
+        least = min(z for (_, _, _, _, z), _ in counts)
+        engine = dp_accounting.pld.PLDAccountant(adjacency, value_discretization_interval=_interval(least))
+    for (sampler, cohort, population, rate, z), count in counts:
+        gaussian = dp_accounting.GaussianDpEvent(z)
+        if sampler == "poisson":
+            event = dp_accounting.PoissonSampledDpEvent(rate, gaussian)
+        elif sampler == "fixed":
+            # Replacing a user moves the sum by up to twice the bound that z is measured in.
+            event = dp_accounting.SampledWithoutReplacementDpEvent(
+                population, int(cohort), dp_accounting.GaussianDpEvent(z / 2)
+            )
+        else:
+            event = gaussian
+        engine.compose(dp_accounting.SelfComposedDpEvent(event, count))
+    return float(engine.get_epsilon(delta))
+
+
+def _interval(z: float) -> float:
+    """Width of the grid of losses. The bound holds at any width; little noise makes losses large and the grid long."""
+    return 1e-3 if z >= 0.3 else 1e-2
+
+
+@lru_cache(maxsize=256)
+def _calibrate(
+    target: float, delta: float, steps: int, accountant: Accountant,
+    sampler: Sampler, cohort: float, population: int, rate: float,
+) -> float:  # fmt: skip
+    def spent(z: float) -> float:
+        return _epsilon((((sampler, cohort, population, rate, z), steps),), delta, accountant)
+
+    # Epsilon falls as the noise grows: bracket the target, then halve, always keeping the side that is within it.
+    high = 1.0
+    while spent(high) > target:
+        high *= 2
+        if high > 1e7:
+            raise UserError(
+                f"privacy.target_epsilon={target} cannot be reached at delta={delta} with {steps} central steps; "
+                "raise the target, or lower run.steps or sampling.cohort"
+            )
+    low = high / 2
+    while low > 1e-2 and spent(low) <= target:
+        low, high = low / 2, low
+    while high - low > 1e-5 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if spent(middle) <= target else (middle, high)
+    return high

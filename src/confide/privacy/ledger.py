@@ -1,0 +1,155 @@
+"""The record of what was released: one line on disk, synced, before each release.
+
+`ledger.jsonl` starts with a line about the run and has one line per release after it. Every line carries its own hash
+and that of the line before it, so an edit, a gap or a change of order breaks the chain; the checkpoint carries the
+number of lines and the last hash, so that lines missing at the end are seen as well. Epsilon is recomputed from the
+lines alone. The chain is a safeguard against accidents and careless edits; somebody who rewrites every file of a run
+folder can rewrite this one too.
+
+A line is written before its release. A crash between the two leaves a line without a release, which over-counts and
+never under-counts. When the run goes on, the step is made again: if seed, recipe and environment are the same, the
+value is the same bit for bit and the line stands for it; otherwise noise of a new attempt is drawn and a new line is
+written, so that no line ever stands for two values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from confide.errors import UserError
+from confide.privacy.events import Event
+
+GENESIS = "0" * 64
+_VOID = "The privacy spent cannot be stated from this file"
+FILE = "ledger.jsonl"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One release: which step, which attempt at it, under which environment, and what it costs."""
+
+    step: int
+    attempt: int
+    environment: str
+    event: Event
+
+
+@dataclass
+class Ledger:
+    """The lines of one run. `path` None keeps them in memory: a simulation that nobody else sees."""
+
+    path: Path | None
+    header: dict[str, Any]
+    entries: list[Entry] = field(default_factory=list)
+    head: str = GENESIS
+    latest: dict[int, Entry] = field(default_factory=dict)
+    """The last attempt at each step."""
+    heads: set[str] = field(default_factory=set)
+    """The hash of every line, each of which was the head once."""
+
+    @staticmethod
+    def create(path: Path | None, header: dict[str, Any]) -> Ledger:
+        ledger = Ledger(path, header)
+        ledger._write({"run": header})
+        return ledger
+
+    @staticmethod
+    def read(path: Path) -> Ledger:
+        """Read and check every line. A torn last line was never followed by a release and is left out."""
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            raise UserError(f"{path} does not exist; is this the folder of a run?") from None
+        lines = content.split(b"\n")[:-1]
+        if not lines:
+            raise UserError(f"{path} has no complete line; the first should describe the run")
+        ledger = Ledger(path, {})
+        for number, line in enumerate(lines, start=1):
+            ledger._take(number, line)
+        return ledger
+
+    @property
+    def count(self) -> int:
+        return len(self.entries)
+
+    def record(self, step: int, event: Event, environment: str) -> int:
+        """Have the release of `step` on disk, and say which attempt it is. Must return before the noise is drawn."""
+        past = self.latest.get(step)
+        if past and past.environment == environment and past.event == event:
+            return past.attempt
+        entry = Entry(step, past.attempt + 1 if past else 0, environment, event)
+        self._write({"step": step, "attempt": entry.attempt, "environment": environment, "event": event.to_json()})
+        self._keep(entry)
+        return entry.attempt
+
+    def _keep(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        self.latest[entry.step] = entry
+
+    @staticmethod
+    def drop_torn_line(path: Path) -> bool:
+        """Cut off an unfinished last line. Its write had not ended, so its release had not begun."""
+        content = path.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        if whole == len(content):
+            return False
+        with path.open("r+b") as file:
+            file.truncate(whole)
+            os.fsync(file.fileno())
+        return True
+
+    def _write(self, body: dict[str, Any]) -> None:
+        body = {**body, "previous": self.head}
+        digest = _digest(body)
+        line = _encode({**body, "hash": digest})
+        if self.path is not None:
+            with self.path.open("ab") as file:
+                file.write(line + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        self._advance(digest)
+
+    def _take(self, number: int, line: bytes) -> None:
+        where = f"{self.path}, line {number}"
+        try:
+            body = json.loads(line)
+            digest = body.pop("hash")
+            previous = body["previous"]
+        except (ValueError, KeyError, AttributeError):
+            raise UserError(f"{where}: not a line of a ledger; the file was edited or damaged") from None
+        if digest != _digest(body):
+            raise UserError(f"{where}: was edited after it was written. {_VOID}")
+        if previous != self.head:
+            raise UserError(f"{where}: does not follow the line before it; a line was removed, added or moved. {_VOID}")
+        if number == 1:
+            self.header = body.get("run", {})
+        else:
+            self._keep(_entry(body, where))
+        self._advance(digest)
+
+    def _advance(self, digest: str) -> None:
+        self.head = digest
+        self.heads.add(digest)
+
+
+def _entry(body: dict[str, Any], where: str) -> Entry:
+    try:
+        entry = Entry(int(body["step"]), int(body["attempt"]), str(body["environment"]), Event.from_json(body["event"]))
+    except (KeyError, TypeError, ValueError):
+        raise UserError(f"{where}: a release must have step, attempt, environment and event") from None
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    return entry
+
+
+def _encode(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _digest(body: dict[str, Any]) -> str:
+    return hashlib.sha256(_encode(body)).hexdigest()

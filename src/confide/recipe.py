@@ -1,0 +1,354 @@
+"""The document that describes a run: typed sections, checked before anything is done, all problems together.
+
+Every section is a frozen pydantic model. `load` reads YAML, applies `--set section.key=value`, checks each section on
+its own and then what the sections say of each other, and raises one error that lists everything it found, with the
+nearest valid name for a key that is not known and the allowed range for a value that is out of it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from confide.convex.logistic import LogisticSettings
+from confide.convex.quadratics import QuadraticSettings
+from confide.errors import UserError
+from confide.federated.bounding import Bounding
+from confide.federated.local import LocalTraining
+from confide.federated.optimisers import Optimiser
+from confide.privacy.plan import Privacy
+from confide.privacy.sampling import Sampling
+
+TaskSettings = Annotated[LogisticSettings | QuadraticSettings, Field(discriminator="kind")]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Users(_Section):
+    """Who counts how much."""
+
+    weights: Literal["uniform", "examples"] | tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        "uniform",
+        description="uniform: 1/K each; examples: by the number of examples; or a list, scaled to sum 1",
+    )
+
+
+class Final(_Section):
+    """Which model a run leaves behind."""
+
+    kind: Literal["last", "mean", "random"] = Field(
+        "last", description="last iterate, mean of the last `count`, or a uniformly random iterate (NORM)"
+    )
+    count: int = Field(1, ge=1, description="for mean: over how many last iterates")
+
+
+class Evaluation(_Section):
+    """When the central model is evaluated."""
+
+    every: int = Field(10, ge=1, description="evaluate after every so many central steps, and after the last")
+    last: int = Field(1, ge=1, description="also after each of the last so many steps; their mean is reported")
+
+
+class Run(_Section):
+    """Length, seed and care."""
+
+    steps: int = Field(gt=0, description="T, central steps")
+    seed: int = Field(0, ge=0, lt=2**63, description="0 is a seed like any other")
+    checkpoint_every: int = Field(10, ge=1, description="central steps between checkpoints")
+
+
+class Recipe(_Section):
+    """One run."""
+
+    description: str = Field("", description="one line for `confide recipe list`")
+    task: TaskSettings
+    users: Users = Users()
+    sampling: Sampling
+    local: LocalTraining
+    bounding: Bounding = Bounding()
+    privacy: Privacy = Privacy()
+    central: Optimiser
+    final: Final = Final()
+    evaluation: Evaluation = Evaluation()
+    run: Run
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+    @property
+    def digest(self) -> str:
+        """Names the run: two recipes with the same digest give the same model."""
+        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def load(name: str, overrides: Iterable[str] = ()) -> Recipe:
+    """A recipe by the name of a shipped one or by path, with `section.key=value` overrides."""
+    document = _read(name)
+    for override in overrides:
+        _apply(document, override)
+    return parse(document, name)
+
+
+def parse(document: Mapping[str, Any], name: str = "recipe") -> Recipe:
+    sections, problems = _sections(document)
+    for needs, check in _CHECKS:
+        if all(need in sections for need in needs):
+            problems += check(*(sections[need] for need in needs))
+    if problems:
+        count = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
+        raise UserError(f"{name}: {count}\n" + "\n".join(f"  - {p}" for p in problems))
+    return Recipe(**sections)
+
+
+def shipped() -> dict[str, Traversable]:
+    """Names and places of the recipes inside the package."""
+    found: dict[str, Traversable] = {}
+
+    def collect(folder: Traversable, prefix: str) -> None:
+        for item in sorted(folder.iterdir(), key=lambda i: i.name):
+            if item.is_dir():
+                collect(item, f"{prefix}{item.name}/")
+            elif item.name.endswith(".yaml"):
+                found[prefix + item.name.removesuffix(".yaml")] = item
+
+    collect(resources.files("confide") / "recipes", "")
+    return found
+
+
+def schema() -> dict[str, Any]:
+    return Recipe.model_json_schema()
+
+
+def _read(name: str) -> dict[str, Any]:
+    known = shipped()
+    try:
+        text = known[name].read_text() if name in known else Path(name).read_text()
+    except FileNotFoundError:
+        hint = _nearest(name, known)
+        raise UserError(
+            f"no recipe {name!r}: neither a file nor a shipped recipe{hint}; see `confide recipe list`"
+        ) from None
+    except (IsADirectoryError, UnicodeDecodeError, PermissionError) as error:
+        raise UserError(f"recipe {name!r} cannot be read: {error}") from None
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"recipe {name!r} is not valid YAML: {error}") from None
+    if not isinstance(document, dict):
+        raise UserError(f"recipe {name!r} must be a mapping of sections; see `confide recipe show convex/digits`")
+    return document
+
+
+def _apply(document: dict[str, Any], override: str) -> None:
+    path, equals, text = override.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise UserError(f"--set {override!r} is not of the form section.key=value")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"--set {override!r}: the value is not valid YAML: {error}") from None
+    place = document
+    for key in keys[:-1]:
+        inner = place.setdefault(key, {})
+        if not isinstance(inner, dict):
+            raise UserError(f"--set {override!r}: {key} is a value, not a section")
+        place = inner
+    place[keys[-1]] = value
+
+
+def _sections(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    sections: dict[str, Any] = {}
+    problems: list[str] = []
+    fields = Recipe.model_fields
+    for key in document:
+        if key not in fields:
+            problems.append(f"{key}: there is no such section{_nearest(str(key), fields)}")
+    for key, info in fields.items():
+        if key not in document:
+            if info.is_required():
+                problems.append(f"{key}: this section is required")
+            else:
+                sections[key] = info.get_default(call_default_factory=True)
+            continue
+        adapter: TypeAdapter[Any] = TypeAdapter(Annotated[info.annotation, info])  # type: ignore[arg-type]
+        try:
+            sections[key] = adapter.validate_python(_numbers(document[key]))
+        except ValidationError as error:
+            problems += [_explain(key, document[key], e) for e in error.errors()]
+    return sections, problems
+
+
+def _numbers(value: Any) -> Any:
+    """YAML 1.1 leaves 1e-5 as text; turn text that is a number into that number, at any depth."""
+    if isinstance(value, dict):
+        return {k: _numbers(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_numbers(v) for v in value]
+    if isinstance(value, str) and value[:1] in "+-.0123456789":
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+_LIMITS = {"exclusiveMinimum": "above", "minimum": "at least", "exclusiveMaximum": "below", "maximum": "at most"}
+
+
+def _explain(section: str, given: Any, error: Any) -> str:
+    """One line for one pydantic error: where, what was given, what is expected."""
+    # Tags of unions appear in pydantic's path but not in the document.
+    path, value = [section], given
+    for part in error["loc"]:
+        if (isinstance(value, dict) and part in value) or (
+            isinstance(value, list | tuple) and isinstance(part, int) and part < len(value)
+        ):
+            path.append(str(part))
+            value = value[part]
+    where = ".".join(path)
+    kind = error["type"]
+    if kind == "extra_forbidden":
+        valid = _schema_at(section, given, path[:-1]).get("properties", {})
+        return f"{where}: there is no such key{_nearest(path[-1], valid)}"
+    if kind == "missing":
+        return f"{where}.{error['loc'][-1]}: required"
+    if kind == "union_tag_not_found":
+        return f"{where}.kind: required"
+    if kind == "union_tag_invalid":
+        tag, tags = error["ctx"]["tag"], error["ctx"]["expected_tags"]
+        options = [t.strip().strip("'") for t in tags.split(",")]
+        return f"{where}.kind={tag}: expected one of {', '.join(options)}{_nearest(tag, options)}"
+    if kind == "literal_error":
+        options = error["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
+        return f"{where}={value}: expected one of {', '.join(options)}{_nearest(str(value), options)}"
+    limits = _limits(_schema_at(section, given, path))
+    expected = f"a number {limits}" if limits else error["msg"].lower().removeprefix("input should be ")
+    return f"{where}={value!r}: expected {expected}"
+
+
+def _schema_at(section: str, given: Any, path: list[str]) -> Any:
+    """The part of the schema that describes the value at `path`; the kind of a section decides what is in it."""
+    document = schema()
+    node: Any = _resolve(document["properties"][section], document, given)
+    for key in path[1:]:
+        given = given.get(key) if isinstance(given, dict) else None
+        node = _resolve(node.get("properties", {}).get(key, {}), document, given)
+    return node
+
+
+def _limits(node: Any) -> str:
+    for option in (node, *node.get("anyOf", [])):
+        found = [f"{word} {option[key]:g}" for key, word in _LIMITS.items() if key in option]
+        if found:
+            return " and ".join(found)
+    return ""
+
+
+def _resolve(node: Any, document: Any, given: Any) -> Any:
+    if "discriminator" in node:
+        mapping = node["discriminator"]["mapping"]
+        kind = given.get("kind") if isinstance(given, dict) else None
+        node = {"$ref": mapping.get(kind, next(iter(mapping.values())))}
+    if "$ref" in node:
+        node = document["$defs"][node["$ref"].rsplit("/", 1)[1]]
+    return node
+
+
+def _nearest(word: str, options: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(options), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _check_local(local: LocalTraining) -> list[str]:
+    if (local.steps is None) == (local.epochs is None):
+        return ["local: give exactly one of steps and epochs"]
+    return []
+
+
+def _check_noise(privacy: Privacy, bounding: Bounding) -> list[str]:
+    given = [n for n in ("target_epsilon", "noise_multiplier", "noise_scale") if getattr(privacy, n) is not None]
+    if privacy.mechanism == "none":
+        return [f"privacy.{n}: has no meaning with privacy.mechanism=none; use mechanism: gaussian" for n in given]
+    problems = []
+    if len(given) != 1:
+        names = " and ".join(given) or "none of them"
+        problems.append(
+            f"privacy: give exactly one of target_epsilon, noise_multiplier and noise_scale (given: {names})"
+        )
+    if privacy.delta is None:
+        problems.append("privacy.delta: required with noise, between 0 and 1, for example 1e-5")
+    if bounding.rule == "none":
+        problems.append(
+            "bounding.rule=none: noise protects nobody unless every update is bounded; choose clip or normalise"
+        )
+    return problems
+
+
+def _check_bound(bounding: Bounding) -> list[str]:
+    problems = []
+    if bounding.rule != "none" and bounding.bound is None:
+        problems.append(f"bounding.bound: required with rule {bounding.rule}, a number above 0")
+    if bounding.layer_weights and not (bounding.per_layer and bounding.split == "weighted"):
+        problems.append("bounding.layer_weights: only used by the per-layer rules with split: weighted")
+    return problems
+
+
+def _check_cohort(task: Any, sampling: Sampling) -> list[str]:
+    users: int | None = getattr(task, "users", None)
+    if users is not None and sampling.cohort > users:
+        return [
+            f"sampling.cohort={sampling.cohort} is larger than the population of {users} users; "
+            f"lower it or raise task.users"
+        ]
+    return []
+
+
+def _check_sampler(task: Any, sampling: Sampling, privacy: Privacy) -> list[str]:
+    full = sampling.cohort == getattr(task, "users", None)
+    if privacy.mechanism == "gaussian" and privacy.accountant == "pld" and sampling.kind == "fixed" and not full:
+        return [
+            "privacy.accountant=pld: has no proof for cohorts of fixed size; "
+            "use accountant: rdp, or sampling.kind: poisson"
+        ]
+    return []
+
+
+def _check_lengths(final: Final, evaluation: Evaluation, run: Run) -> list[str]:
+    problems = []
+    if final.kind == "mean" and final.count > run.steps:
+        problems.append(f"final.count={final.count}: expected at most run.steps={run.steps}")
+    if final.kind != "mean" and final.count != 1:
+        problems.append(f"final.count={final.count}: only used with final.kind: mean")
+    if evaluation.last > run.steps:
+        problems.append(f"evaluation.last={evaluation.last}: expected at most run.steps={run.steps}")
+    return problems
+
+
+def _check_weights(task: Any, users: Users) -> list[str]:
+    population = getattr(task, "users", None)
+    if isinstance(users.weights, tuple) and population is not None and len(users.weights) != population:
+        return [f"users.weights: {len(users.weights)} weights for {population} users; give one each"]
+    return []
+
+
+_CHECKS: list[tuple[tuple[str, ...], Callable[..., list[str]]]] = [
+    (("local",), _check_local),
+    (("bounding",), _check_bound),
+    (("privacy", "bounding"), _check_noise),
+    (("task", "sampling"), _check_cohort),
+    (("task", "sampling", "privacy"), _check_sampler),
+    (("final", "evaluation", "run"), _check_lengths),
+    (("task", "users"), _check_weights),
+]

@@ -1,0 +1,116 @@
+"""Grids of runs that go on after a stop: every finished cell is one synced line of `cells.jsonl`.
+
+A cell is named by its recipe's digest and the package's version, so a changed recipe or program is run again and
+everything else is not. Cells run in processes of one thread each.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from functools import lru_cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from confide import __version__
+from confide.errors import Stopped
+from confide.federated.task import Task
+from confide.files import write_atomically
+from confide.progress import Reporter, stop_on_signal
+from confide.recipe import Recipe
+from confide.tasks import make_task
+
+Measure = Callable[[Recipe], dict[str, Any]]
+"""Runs one cell. A function of a module, because it is called in another process."""
+
+
+@dataclass
+class Result:
+    """What a `reproduce` command has to say."""
+
+    rows: list[dict[str, Any]]
+    claims: list[dict[str, Any]]
+    text: str
+
+
+def claim(text: str, value: float, threshold: float, holds: bool) -> dict[str, Any]:
+    return {"claim": text, "value": value, "threshold": threshold, "holds": bool(holds)}
+
+
+def run_cells(
+    folder: Path, cells: Sequence[Recipe], measure: Measure, workers: int, label: str, quiet: bool
+) -> list[dict[str, Any]]:
+    """The measurements of all cells, in their order; those that are on disk already are not made again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "cells.jsonl"
+    done = _read(path)
+    missing = [cell for cell in cells if _name(cell) not in done]
+    if missing:
+        with (
+            path.open("a") as file,
+            Reporter(label, len(cells), len(cells) - len(missing), quiet) as reporter,
+            stop_on_signal() as stop,
+        ):
+            for name, value in _run(missing, measure, workers, lambda: stop.asked):
+                done[name] = value
+                file.write(json.dumps({"cell": name, "value": value}, allow_nan=False) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+                reporter.advance("")
+            if stop.asked:
+                raise Stopped(f"stopped; finished cells are kept in {path}. The same command goes on from there")
+    return [done[_name(cell)] for cell in cells]
+
+
+def write_rows(folder: Path, rows: list[dict[str, Any]]) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(folder / "rows.csv", text.getvalue().encode())
+
+
+@lru_cache(maxsize=2)
+def cached_task(settings: Any, seed: int) -> Task:
+    """Cells that differ only in bounding, noise or rates share their users' data."""
+    return make_task(settings, seed)
+
+
+def _run(cells: Sequence[Recipe], measure: Measure, workers: int, stopped: Callable[[], bool]) -> Any:
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_quiet_worker) as pool:
+        waiting, running = list(cells)[::-1], dict[Future[dict[str, Any]], Recipe]()
+        while running or (waiting and not stopped()):
+            while waiting and len(running) < workers and not stopped():
+                cell = waiting.pop()
+                running[pool.submit(measure, cell)] = cell
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                yield _name(running.pop(future)), future.result()
+
+
+def _quiet_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _name(cell: Recipe) -> str:
+    return f"{__version__}/{cell.digest}"
+
+
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    """Finished cells; a torn last line is a cell that was not finished."""
+    done: dict[str, dict[str, Any]] = {}
+    if path.exists():
+        whole, _, torn = path.read_bytes().rpartition(b"\n")
+        for line in whole.splitlines():
+            document = json.loads(line)
+            done[document["cell"]] = document["value"]
+        if torn:
+            write_atomically(path, whole + b"\n" if whole else b"")
+    return done

@@ -1,0 +1,225 @@
+"""Algorithm 1: sample, train, bound, add noise, aggregate, step, record (PFL-ASR Algorithm 1; NORM Algorithms 1-3).
+
+`Loop.step` is the algorithm, line by line. A run is a pure function of its recipe: the state after t steps does not
+depend on stops in between, on the number of workers, or on what was recorded on the way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from confide import __version__
+from confide.checkpoint import State
+from confide.engines.engine import Engine, InProcess
+from confide.engines.processes import Processes
+from confide.errors import UserError
+from confide.federated import optimisers
+from confide.federated.bounding import bounder
+from confide.federated.cohort import PartTrainer, Tally
+from confide.federated.parameters import Layout, flatten
+from confide.federated.task import Task
+from confide.privacy.ledger import Ledger
+from confide.privacy.plan import Plan, make_plan
+from confide.randomness import generator
+from confide.recipe import Final, Recipe, Users
+from confide.tasks import make_task
+
+Record = dict[str, Any]
+
+
+class Diverged(UserError):
+    """The central model is no longer finite."""
+
+
+@dataclass
+class Loop:
+    """What a run is made of. Nothing here changes from step to step but buffers and the ledger."""
+
+    recipe: Recipe
+    task: Task
+    layout: Layout
+    plan: Plan
+    engine: Engine
+    ledger: Ledger
+    total: Tensor  # (parameters,) the cohort's sum, and then the pseudo-gradient, made once
+
+    def start(self) -> State:
+        parameters = flatten(self.task.initial_parameters())
+        return State(0, parameters, optimisers.init(self.recipe.central, self.layout.views(parameters)))
+
+    def step(self, state: State) -> Record:
+        """One central step, in place."""
+        began, t = time.perf_counter(), state.step
+        cohort = self.plan.cohort(t)
+        tally = self.engine.train(state.parameters, cohort, t, self.total)
+        self.total.div_(self.plan.rate)  # the expected cohort's share, never the realised one's
+        attempt = self.ledger.record(t, self.plan.event, environment())
+        signal = float(self.total.norm())
+        noise = self.plan.noise(self.total, cohort, t, attempt)
+        if noise is not None:
+            self.total.add_(noise)
+        self._keep_iterate(state)
+        gradient = self.layout.views(self.total)
+        optimisers.update(self.recipe.central, self.layout.views(state.parameters), gradient, state.optimiser, t)
+        if not bool(torch.isfinite(state.parameters).all()):
+            raise Diverged(
+                f"the central model is no longer finite after step {t + 1}; the last checkpoint was kept. "
+                "Lower central.learning_rate or local.learning_rate, or bound the updates"
+            )
+        state.step += 1
+        state.seconds += time.perf_counter() - began
+        return _record(state, tally, signal, noise, self.recipe.local.rate(t))
+
+    def evaluate(self, state: State) -> dict[str, float]:
+        with torch.no_grad():
+            scores = self.task.evaluate(self.layout.views(state.parameters))
+        if state.step > self.recipe.run.steps - self.recipe.evaluation.last:
+            state.recent.append(scores)
+        return scores
+
+    def wants_evaluation(self, state: State) -> bool:
+        steps, when = self.recipe.run.steps, self.recipe.evaluation
+        return state.step % when.every == 0 or state.step > steps - when.last
+
+    def final_model(self, state: State) -> Tensor:
+        kind = self.recipe.final.kind
+        if kind == "mean":
+            # The last iterate is not yet in the sum: it is kept when the next step begins.
+            return (state.final["sum"] + state.parameters) / self.recipe.final.count
+        return state.final["chosen"] if kind == "random" else state.parameters
+
+    def _keep_iterate(self, state: State) -> None:
+        """Keep what the final model needs of iterate w_t, before the step that leaves it."""
+        final, steps = self.recipe.final, self.recipe.run.steps
+        if final.kind == "random" and state.step == _chosen_iterate(final, steps, self.recipe.run.seed):
+            state.final["chosen"] = state.parameters.clone()
+        if final.kind == "mean":
+            if "sum" not in state.final:
+                state.final["sum"] = torch.zeros_like(state.parameters)
+            if state.step > steps - final.count:
+                state.final["sum"].add_(state.parameters)
+
+
+def make_loop(
+    recipe: Recipe,
+    open_ledger: Callable[[dict[str, Any]], Ledger],
+    workers: int = 1,
+    task: Task | None = None,
+) -> Loop:
+    """Build everything and check it, before anything is trained or written."""
+    torch.set_num_threads(1)
+    task = task or make_task(recipe.task, recipe.run.seed)
+    parameters = task.initial_parameters()
+    layout, like = Layout.of(parameters), flatten(parameters)
+    weights = user_weights(recipe.users, task)
+    bound = bounder(recipe.bounding, layout).sensitivity
+    plan = make_plan(recipe.privacy, recipe.sampling, weights, bound, recipe.run.steps, recipe.run.seed)
+    if workers > 1:
+        engine: Engine = Processes(recipe.model_dump_json(), workers, like)
+    else:
+        engine = InProcess(_part_trainer(recipe, task, layout, weights, like))
+    return Loop(recipe, task, layout, plan, engine, open_ledger(ledger_header(recipe, plan)), torch.empty_like(like))
+
+
+def simulate(
+    recipe: Recipe, task: Task | None = None, watch: Callable[[Loop, State, Record], None] | None = None
+) -> tuple[Loop, State]:
+    """A whole run in memory, for grids: nothing is written and nothing is released to anybody."""
+    loop = make_loop(recipe, lambda header: Ledger.create(None, header), task=task)
+    state = loop.start()
+    while state.step < recipe.run.steps:
+        record = loop.step(state)
+        if loop.wants_evaluation(state):
+            record["evaluation"] = loop.evaluate(state)
+        if watch is not None:
+            watch(loop, state, record)
+    return loop, state
+
+
+def make_trainer(recipe: Recipe) -> PartTrainer:
+    """What a worker process needs of a run."""
+    task = make_task(recipe.task, recipe.run.seed)
+    parameters = task.initial_parameters()
+    return _part_trainer(recipe, task, Layout.of(parameters), user_weights(recipe.users, task), flatten(parameters))
+
+
+def user_weights(users: Users, task: Task) -> np.ndarray:
+    """w_k with sum 1. They are taken as public and fixed: adding or removing a user does not change the others'."""
+    held = task.examples
+    if users.weights == "uniform":
+        return np.full(len(held), 1.0 / len(held))
+    raw = held.astype(np.float64) if users.weights == "examples" else np.array(users.weights, dtype=np.float64)
+    if len(raw) != len(held):
+        raise UserError(f"users.weights has {len(raw)} weights for {len(held)} users; give one each")
+    return np.asarray(raw / raw.sum())
+
+
+def mean_of_recent(state: State) -> dict[str, float]:
+    """The mean of the evaluations after each of the last steps."""
+    if not state.recent:
+        return {}
+    return {name: sum(r[name] for r in state.recent) / len(state.recent) for name in state.recent[0]}
+
+
+def environment() -> str:
+    """Names what bit-for-bit repetition depends on, besides recipe and seed."""
+    facts = (
+        __version__,
+        torch.__version__,
+        np.__version__,
+        torch.backends.cpu.get_cpu_capability(),
+        platform.machine(),
+    )
+    return hashlib.sha256("/".join(map(str, facts)).encode()).hexdigest()[:16]
+
+
+def ledger_header(recipe: Recipe, plan: Plan) -> dict[str, Any]:
+    return {
+        "recipe": recipe.digest,
+        "delta": plan.delta,
+        "accountant": plan.accountant,
+        "adjacency": plan.event.adjacency,
+        "noise_source": recipe.privacy.source,
+        "for_release": False,
+    }
+
+
+def _part_trainer(recipe: Recipe, task: Task, layout: Layout, weights: np.ndarray, like: Tensor) -> PartTrainer:
+    rule = bounder(recipe.bounding, layout)
+    return PartTrainer(task, layout, recipe.local, rule, weights, recipe.run.seed, like)
+
+
+def _chosen_iterate(final: Final, steps: int, seed: int) -> int:
+    return int(generator(seed, "final").integers(steps))
+
+
+def _record(state: State, tally: Tally, signal: float, noise: Tensor | None, local_rate: float) -> Record:
+    users = max(tally.users - tally.not_finite, 1)
+    mean = tally.norm / users
+    record: Record = {
+        "step": state.step,
+        "seconds": round(state.seconds, 4),
+        "cohort": tally.users,
+        "loss": tally.loss / users,
+        "update_norm": mean,
+        "update_norm_deviation": math.sqrt(max(tally.norm_squared / users - mean * mean, 0.0)),
+        "bounded_norm": tally.bounded_norm / users,
+        "share_bounded": tally.bounded / users,
+        "not_finite": tally.not_finite,
+        "signal": signal,
+        "local_learning_rate": local_rate,
+    }
+    if noise is not None:
+        size = float(noise.norm())
+        record |= {"noise": size, "snr": signal / size}
+    return record

@@ -1,0 +1,17 @@
+"""From the recipe's task section to the task."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from confide.convex.logistic import LogisticRegression, LogisticSettings
+from confide.convex.quadratics import Quadratics, QuadraticSettings
+from confide.federated.task import Task
+
+
+def make_task(settings: Any, seed: int) -> Task:
+    if isinstance(settings, LogisticSettings):
+        return LogisticRegression(settings, seed)
+    if isinstance(settings, QuadraticSettings):
+        return Quadratics(settings, seed)
+    raise ValueError(f"no task for {type(settings).__name__}")
