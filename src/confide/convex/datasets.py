@@ -217,18 +217,21 @@ def _plain_or_gz(folder: Path, name: str) -> Path:
 
 def _read_idx(path: Path, magic: int) -> Bytes:
     content = _content(path)
-    dimensions = magic & 0xFF
-    header = np.frombuffer(content[: 4 * (1 + dimensions)], dtype=">u4") if len(content) >= 4 else None
-    if header is None or int(header[0]) != magic:
-        found = "fewer than 4 bytes" if header is None else f"the magic number {int(header[0])}"
-        raise UserError(f"{path} begins with {found}; expected {magic}, an idx file of bytes: {_FASHION_HELP}")
-    if len(content) < 4 * (1 + dimensions):
+    # The last byte of the magic number is the number of sizes that follow it, each of four bytes.
+    length = 4 * (1 + (magic & 0xFF))
+    if len(content) < length:
         raise UserError(
-            f"{path} ends after {len(content)} bytes; expected a header of {4 * (1 + dimensions)} bytes, so "
-            f"the file is cut short: {_FASHION_HELP}"
+            f"{path} ends after {len(content)} bytes; expected a header of {length} bytes, so the file is cut "
+            f"short: {_FASHION_HELP}"
+        )
+    header = np.frombuffer(content[:length], dtype=">u4")
+    if header[0] != magic:
+        raise UserError(
+            f"{path} begins with the magic number {int(header[0])}; expected {magic}, so it is another kind of "
+            f"file: {_FASHION_HELP}"
         )
     shape = [int(size) for size in header[1:]]
-    values = np.frombuffer(content, dtype=np.uint8, offset=4 * (1 + dimensions))
+    values = np.frombuffer(content, dtype=np.uint8, offset=length)
     expected = math.prod(shape)
     if values.size != expected:
         raise UserError(

@@ -116,13 +116,13 @@ class DualUpdates:
     def weighted_sum(self, factors: Tensor, into: Tensor) -> None:
         layout = Layout.of({"weight": self.weight, "bias": self.bias})
         total = layout.views(into)
-        # 0 times a value that is not finite would not be zero.
+        features, coefficients, share = self.features, self.coefficients, self.central_share.double()
         used = (factors != 0).any(dim=1)
-        share = torch.where(used, self.central_share, 0.0).double()
-        coefficients = torch.where(used[:, None, None], self.coefficients, 0.0)
+        if not bool(used.all()):  # 0 times a value that is not finite would not be zero
+            features, coefficients, share, factors = features[used], coefficients[used], share[used], factors[used]
         of_weight, of_bias = factors[:, 0], factors[:, 1]
         scaled = coefficients * of_weight[:, None, None].to(coefficients.dtype)
-        total["weight"].addmm_(scaled.flatten(0, 1).T, self.features.flatten(0, 1))
+        total["weight"].addmm_(scaled.flatten(0, 1).T, features.flatten(0, 1))
         total["weight"].add_(self.weight, alpha=float((share * of_weight).sum()))
         total["bias"].add_((coefficients.sum(dim=1).double() * of_bias[:, None]).sum(dim=0).to(into.dtype))
         total["bias"].add_(self.bias, alpha=float((share * of_bias).sum()))

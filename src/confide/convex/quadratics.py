@@ -100,5 +100,5 @@ class RangeUpdates:
     losses: Tensor
 
     def weighted_sum(self, factors: Tensor, into: Tensor) -> None:
-        used = torch.where(factors != 0, self.coordinates * factors, 0.0)
-        into.add_(torch.einsum("ndr,nr->d", self.roots, used))
+        used = factors[:, 0] != 0  # 0 times a value that is not finite would not be zero
+        into.add_(torch.einsum("ndr,nr->d", self.roots[used], self.coordinates[used] * factors[used]))

