@@ -76,6 +76,7 @@ def resume(run: Folder, workers: Workers = 1, as_json: Json = False) -> None:
 def ledger(run: Folder, as_json: Json = False) -> None:
     """Recompute the privacy spent from a run's ledger alone, and check every line of it."""
     from confide import folder
+    from confide.privacy.accountant import shown
 
     found = folder.check_ledger(run)
     if as_json:
@@ -86,7 +87,7 @@ def ledger(run: Folder, as_json: Json = False) -> None:
         return
     print(
         f"every line is in order: {found['releases']} releases over {found['steps']} central steps\n"
-        f"epsilon {_number(found['epsilon'])} at delta {found['delta']:g} ({found['accountant'].upper()}, "
+        f"epsilon {shown(found['epsilon'])} at delta {found['delta']:g} ({found['accountant'].upper()}, "
         f"{found['adjacency']})"
     )
     if not found["for_release"]:
@@ -189,6 +190,8 @@ def _show_summary(summary: dict[str, Any], out: Path, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from confide.privacy.accountant import shown
+
     table = Table(show_header=False, title=f"{summary['task']}, seed {summary['seed']}")
     for name, value in summary["metrics"].items():
         table.add_row(name, _number(value))
@@ -197,7 +200,7 @@ def _show_summary(summary: dict[str, Any], out: Path, as_json: bool) -> None:
     if summary["epsilon"] is None:
         table.add_row("privacy", "none: no guarantee")
     else:
-        table.add_row("epsilon", f"{_number(summary['epsilon'])} at delta {summary['delta']:g}")
+        table.add_row("epsilon", f"{shown(summary['epsilon'])} at delta {summary['delta']:g}")
         table.add_row("accounted by", f"{summary['accountant'].upper()}, {summary['sampler']}, {summary['adjacency']}")
         table.add_row("noise", f"multiplier {_number(summary['noise_multiplier'])}, {summary['noise_source']}")
     table.add_row("central steps", f"{summary['steps']} in {summary['seconds']:.1f} s")

@@ -89,6 +89,14 @@ def test_network_has_the_published_size() -> None:
     assert len(network.state_dict()) == 296
 
 
+def test_network_has_the_published_strides_short_cuts_and_epsilon() -> None:
+    modules = list(efficientnet.EfficientNetLite0().modules())
+    strides = [module.stride[0] for module in modules if isinstance(module, nn.Conv2d)]
+    assert [stride for stride in strides if stride != 1] == [2, 2, 2, 2, 2]
+    assert sum(module.adds_input for module in modules if isinstance(module, efficientnet.Block)) == 9
+    assert {module.eps for module in modules if isinstance(module, nn.BatchNorm2d)} == {1e-3}
+
+
 def test_folding_changes_nothing_but_rounding() -> None:
     network = random_network(seed=1).double()
     x = efficientnet.enlarge(some_images(2), 64).double()

@@ -54,9 +54,7 @@ def gradient_at(step: int, dtype: torch.dtype = torch.float64) -> Tensors:
     """Gradients of very different sizes, so that no epsilon is negligible everywhere; "unused" gets none."""
     draw = torch.Generator().manual_seed(1000 + step)
     scales = {"matrix": 1.0, "zero": 1e-3, "single": 1e-6, "scalar": 10.0, "unused": 0.0}
-    return {
-        name: scales[name] * torch.randn(p.shape, generator=draw, dtype=dtype) for name, p in start().items()
-    }
+    return {name: scales[name] * torch.randn(p.shape, generator=draw, dtype=dtype) for name, p in start().items()}
 
 
 def run(settings: Optimiser, steps: int = STEPS) -> list[Tensors]:
@@ -80,9 +78,7 @@ def assert_same(ours: list[Tensors], reference: list[Tensors]) -> None:
 # Against torch.optim
 
 
-def run_torch(
-    build: Callable[[list[Tensor]], torch.optim.Optimizer], rate: float, schedule: Schedule
-) -> list[Tensors]:
+def run_torch(build: Callable[[list[Tensor]], torch.optim.Optimizer], rate: float, schedule: Schedule) -> list[Tensors]:
     parameters = start()
     optimiser = build(list(parameters.values()))
     history = []
@@ -100,9 +96,7 @@ def run_torch(
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_sgd_follows_torch(schedule: Schedule, momentum: float, decay: float) -> None:
     settings = Sgd(learning_rate=0.3, schedule=schedule, momentum=momentum, weight_decay=decay)
-    reference = run_torch(
-        lambda p: torch.optim.SGD(p, lr=0.3, momentum=momentum, weight_decay=decay), 0.3, schedule
-    )
+    reference = run_torch(lambda p: torch.optim.SGD(p, lr=0.3, momentum=momentum, weight_decay=decay), 0.3, schedule)
     assert_same(run(settings), reference)
 
 
@@ -127,9 +121,7 @@ def test_adam_with_weight_decay_follows_torch_adamw(schedule: Schedule) -> None:
 @pytest.mark.parametrize("accumulator", [0.0, 0.1])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_adagrad_follows_torch(schedule: Schedule, accumulator: float, decay: float) -> None:
-    settings = Adagrad(
-        learning_rate=0.1, schedule=schedule, initial_accumulator=accumulator, weight_decay=decay
-    )
+    settings = Adagrad(learning_rate=0.1, schedule=schedule, initial_accumulator=accumulator, weight_decay=decay)
     reference = run_torch(
         lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=accumulator, weight_decay=decay),
         0.1,
@@ -205,9 +197,7 @@ def test_lars_follows_its_recurrence(schedule: Schedule, momentum: float, decay:
 @pytest.mark.parametrize("epsilon", [1e-6, 0.01])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("corrected", [False, True])
-def test_lamb_follows_equations_8_and_9(
-    schedule: Schedule, epsilon: float, decay: float, corrected: bool
-) -> None:
+def test_lamb_follows_equations_8_and_9(schedule: Schedule, epsilon: float, decay: float, corrected: bool) -> None:
     settings = Lamb(
         learning_rate=0.006,
         schedule=schedule,

@@ -10,6 +10,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterable
+from decimal import ROUND_CEILING, Decimal
 from functools import lru_cache
 from typing import Literal
 
@@ -48,6 +49,16 @@ def check_supported(event: Event, accountant: Accountant) -> None:
             "privacy.accountant=pld has no proof for a cohort of fixed size; "
             "use privacy.accountant=rdp, or sampling.kind=poisson"
         )
+
+
+def shown(value: float | None) -> str:
+    """An epsilon for people: four digits, rounded up, because a bound that was rounded down is none."""
+    if value is None or math.isinf(value):
+        return "none"
+    if value == 0:
+        return "0"
+    place = Decimal(1).scaleb(Decimal(value).adjusted() - 3)
+    return f"{float(Decimal(value).quantize(place, ROUND_CEILING)):.4g}"
 
 
 _Key = tuple[Sampler, float, int, float, float]

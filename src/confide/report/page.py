@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from confide.files import write_atomically
+from confide.privacy.accountant import shown
 from confide.recipe import Recipe
 from confide.report.figures import draw_run
 
@@ -59,7 +60,7 @@ def _promise(summary: dict[str, Any] | None) -> str:
     )
     return (
         "<p class='note promise'>The final model is "
-        f"<b>({summary['epsilon']:.4g}, {summary['delta']:g})</b>-differentially private for every user "
+        f"<b>({shown(summary['epsilon'])}, {summary['delta']:g})</b>-differentially private for every user "
         f"({html.escape(summary['adjacency'])}), by {summary['accountant'].upper()} accounting of "
         f"{summary['releases']} releases with noise multiplier {summary['noise_multiplier']:.4g}; cohorts of "
         f"{summary['cohort']} of {summary['population']} users ({html.escape(summary['sampler'])}).{seeded}</p>"
