@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from confide import plan_commands
 from confide.errors import Stopped, UserError
 
 app = typer.Typer(
@@ -27,6 +28,7 @@ Start here:
   confide reproduce norm/table1                  a paper's table beside ours
 """,
 )
+app.add_typer(plan_commands.app, name="plan")
 recipes = typer.Typer(no_args_is_help=True, help="Look at recipes: the documents that describe runs.")
 app.add_typer(recipes, name="recipe")
 
@@ -212,6 +214,9 @@ def _number(value: float | None) -> str:
     return "none" if value is None else f"{value:.4g}"
 
 
+_STOPPED = "stopped at once; go on from the last checkpoint with `confide resume`"
+
+
 def main() -> None:
     """Run the command line: 2 for the user's mistakes, 130 for a stop, a traceback only for defects."""
     try:
@@ -236,7 +241,7 @@ def main() -> None:
             2,
         )
     except (KeyboardInterrupt, typer.Abort):
-        _fail("stopped at once; go on from the last checkpoint with `confide resume`", 130)
+        _fail(_STOPPED, 130)
     except Exception as error:
         if isinstance(error, typer.Exit):
             sys.exit(error.exit_code)
@@ -244,6 +249,8 @@ def main() -> None:
             error.show()  # type: ignore[attr-defined]
             sys.exit(error.exit_code)
         raise
+    if code == 130:  # what typer makes of Ctrl-C
+        _fail(_STOPPED, 130)
     sys.exit(code if isinstance(code, int) else 0)
 
 
