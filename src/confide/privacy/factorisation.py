@@ -1,0 +1,286 @@
+"""DP-FTRL by a banded matrix factorisation: noise that is correlated over rounds, without a sampling assumption.
+
+What training needs are prefix sums of the aggregated updates, A G with A the lower-triangular matrix of ones. The
+matrix mechanism factorises A = B C, adds noise to C G and multiplies by B; a server that runs any optimiser does the
+same by adding the rows of C^-1 Z to the rows of G (Denisov et al. 2022; Kairouz et al. 2021 for the tree). Later rounds
+then take back part of the noise of earlier ones, and a prefix sum carries far less than with independent noise.
+
+C is lower-triangular Toeplitz with `bands` coefficients c_0 = 1, c_1, ... (Choquette-Choo et al. 2023, "(Amplified)
+banded matrix factorization"; c_0 = 1 is no restriction, a factor on C cancels). They begin as the square root of A,
+c_j = binom(2j, j) / 4^j (Kalinin and Lampert 2024), and may be optimised for a number of rounds.
+
+The guarantee. Let every contribution of a user be bounded to norm 1, with at least `bands` rounds from one to the next.
+Changing all contributions of one user to zero then moves C G by at most `sensitivity`, and the whole run is one
+Gaussian mechanism with z = (deviation of Z) / sensitivity, however many rounds there are and although each update
+depends on the releases before it (Denisov et al. 2022, Theorem 2.1). Epsilon is that of one plain Gaussian release.
+
+It assumes that
+* the schedule does not depend on data. Adjacency is zero-out: the others keep their rounds when a user is taken out.
+  That is add-or-remove with the assignment of rounds, and the population that it is made for, as public facts;
+* a user who misses a round adds zero; taking part less often or in a smaller norm never costs more;
+* no more than `rounds` rounds are released. Stopping earlier is covered, and costs what those rounds cost;
+* each fresh normal vector is used for one release. If a round is made again with other noise, both releases count:
+  runs in which no round was made more than m times cost no more than m of these Gaussian mechanisms.
+Nothing is gained from sampling: with small cohorts and a small epsilon, independent noise that is amplified by Poisson
+sampling can be better, and the benchmark prints where.
+
+Differs from the papers: C is Toeplitz also when optimised (the first paper optimises every entry), so that a few
+numbers describe it and a round needs no table; sensitivity counts the columns at the end of the run at their true,
+shorter length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from confide.errors import UserError
+from confide.randomness import generator
+
+__all__ = [
+    "banded_variance", "compare", "cyclic_cohort", "cyclic_separation", "gaussian_multiplier", "independent_variance",
+    "init", "next_noise", "noise_deviation", "optimised_coefficients", "participations", "root_coefficients",
+    "sensitivity", "tree_variance",
+]  # fmt: skip
+
+Array = NDArray[np.float64]
+DECIMALS = 6
+
+
+# The matrix C.
+
+
+def root_coefficients(bands: int) -> Array:
+    """The first coefficients of the square root of A (Kalinin and Lampert 2024): binom(2j, j) / 4^j."""
+    _positive("bands", bands)
+    j = np.arange(1, bands)
+    return np.concatenate([[1.0], np.cumprod((2 * j - 1) / (2 * j))])
+
+
+def optimised_coefficients(bands: int, rounds: int) -> Array:
+    """Coefficients with the least total variance of all prefix sums of `rounds` rounds at equal privacy.
+
+    The separation does not matter: with disjoint columns it multiplies every candidate's variance by the same number of
+    participations. Rounded to six decimals, so that another machine's last bits do not make another matrix.
+    """
+    _positive("bands", bands)
+    _positive("rounds", rounds)
+    return np.array(_optimised(bands, rounds))
+
+
+@lru_cache(maxsize=64)
+def _optimised(bands: int, rounds: int) -> tuple[float, ...]:
+    from scipy.optimize import minimize  # type: ignore[import-untyped]
+
+    start = root_coefficients(bands)
+    scale, _ = _loss(start, rounds)  # L-BFGS stops by absolute tolerances
+
+    def objective(free: Array) -> tuple[float, Array]:
+        loss, gradient = _loss(np.concatenate([[1.0], free]), rounds)
+        return loss / scale, gradient[1:] / scale
+
+    found = minimize(objective, start[1:], jac=True, method="L-BFGS-B", options={"maxiter": 60}).x if bands > 1 else []
+    best = np.concatenate([[1.0], np.round(found, DECIMALS)])
+    return tuple((best if _loss(best, rounds)[0] < scale else start).tolist())
+
+
+def _loss(coefficients: Array, rounds: int) -> tuple[float, Array]:
+    """||c||^2 ||B||_F^2 and its gradient, by one solve with C and one with its transpose."""
+    column = _solve(coefficients, np.ones(rounds))  # (rounds,) first column of B = A C^-1, which is Toeplitz too
+    weight = np.arange(rounds, 0, -1.0)  # how often each of its entries occurs in B
+    energy, total = float(coefficients @ coefficients), float(weight @ np.square(column))
+    adjoint = _solve(coefficients, (2 * weight * column)[::-1])[::-1]
+    inner = [float(adjoint[j:] @ column[: max(rounds - j, 0)]) for j in range(len(coefficients))]
+    return energy * total, 2 * coefficients * total - energy * np.array(inner)
+
+
+def _solve(coefficients: Array, right: Array) -> Array:
+    """x with C x = right."""
+    back = len(coefficients) - 1
+    backwards = coefficients[:0:-1].copy()  # c_back .. c_1
+    x = np.zeros(back + len(right))  # zeros stand for the rounds before the first
+    for t, value in enumerate(right):
+        x[back + t] = value - backwards @ x[t : back + t]
+    return x[back:]
+
+
+# Sensitivity and accounting.
+
+
+def participations(rounds: int, separation: int) -> int:
+    """k, the most rounds out of `rounds` that one user can be in."""
+    _positive("rounds", rounds)
+    _positive("separation", separation)
+    return -(-rounds // separation)
+
+
+def sensitivity(coefficients: Array, rounds: int, separation: int) -> float:
+    """The largest ||C x||, x being one user's contributions of norm up to 1, at least `separation` rounds apart.
+
+    Two columns of C that a user touches have no row in common, so the squares of their norms add up whatever the
+    contributions' directions and signs: no assumption on the coefficients' signs is needed. k full columns give
+    sqrt(k) ||c||; those that begin in the last rounds are cut, so the earliest and densest schedule is the worst
+    (Choquette-Choo et al. 2023; Kalinin and Lampert 2024, Theorem 2, whose columns may overlap).
+    """
+    _check(coefficients)
+    participations(rounds, separation)
+    if separation < len(coefficients):
+        raise UserError(
+            f"bands={len(coefficients)} is more than the separation of {separation} rounds between a user's "
+            "participations; lower bands, or lower the cohort so that a user's turn comes less often"
+        )
+    left = rounds - np.arange(0, rounds, separation)
+    energy = np.cumsum(np.square(coefficients))
+    return math.sqrt(float(energy[np.minimum(left, len(coefficients)) - 1].sum()))
+
+
+def noise_deviation(multiplier: float, coefficients: Array, rounds: int, separation: int) -> float:
+    """Standard deviation of the fresh noise, in units of the bound on one contribution, that gives z = multiplier."""
+    if not (multiplier > 0 and math.isfinite(multiplier)):
+        raise UserError(f"noise_multiplier={multiplier} must be a positive number")
+    return multiplier * sensitivity(coefficients, rounds, separation)
+
+
+def gaussian_multiplier(deviation: float, coefficients: Array, rounds: int, separation: int) -> float:
+    """z of the one Gaussian mechanism that the first `rounds` rounds are; see the guarantee at the top.
+
+    `deviation` is that of the fresh noise, in units of the bound on one contribution. C is lower-triangular, so any
+    number of rounds up to the run's own may be asked for: epsilon so far is that of a Gaussian with this z.
+    """
+    if not (deviation > 0 and math.isfinite(deviation)):
+        raise UserError(f"noise deviation={deviation} must be a positive number")
+    return deviation / sensitivity(coefficients, rounds, separation)
+
+
+# Streaming noise.
+
+
+def init(bands: int, like: Tensor) -> dict[str, Tensor]:
+    """The state before round 0: the last bands - 1 outputs, and the round that comes next."""
+    _positive("bands", bands)
+    return {"ring": like.new_zeros((bands - 1, *like.shape)), "step": torch.zeros((), dtype=torch.int64)}
+
+
+def next_noise(coefficients: Array, state: dict[str, Tensor], fresh: Tensor, step: int) -> Tensor:
+    """Row `step` of C^-1 Z, by y_t = z_t - sum_j c_j y_(t-j) (Choquette-Choo et al. 2023, Algorithm 9).
+
+    `fresh` is z_t, standard normal; it is overwritten and returned. Sums run coordinate by coordinate in a fixed order:
+    the result does not depend on threads. Rounds come in order and once each: with another history the noise would not
+    be the one that is accounted for.
+    """
+    _check(coefficients)
+    ring = state["ring"]  # (bands - 1, parameters)
+    if step != int(state["step"]):
+        raise ValueError(f"step={step} but the noise has been drawn up to step {int(state['step'])}")
+    if len(ring) != len(coefficients) - 1 or ring.shape[1:] != fresh.shape or ring.dtype != fresh.dtype:
+        raise ValueError(f"a ring of {tuple(ring.shape)} {ring.dtype} for {tuple(fresh.shape)} {fresh.dtype}")
+    for lag, coefficient in enumerate(coefficients[1:].tolist(), start=1):
+        fresh.sub_(ring[(step - lag) % len(ring)], alpha=coefficient)
+    if len(ring) > 0:
+        ring[step % len(ring)].copy_(fresh)
+    state["step"].add_(1)
+    return fresh
+
+
+# The schedule.
+
+
+def cyclic_separation(population: int, cohort: int) -> int:
+    """Rounds from one turn of a user to the next. A round has population / separation users, which is >= cohort."""
+    _positive("cohort", cohort)
+    if cohort > population:
+        raise UserError(
+            f"cohort={cohort} is larger than the population of {population} users; lower cohort or use more users"
+        )
+    return population // cohort
+
+
+def cyclic_cohort(population: int, cohort: int, seed: int, step: int) -> NDArray[np.int64]:
+    """The users of round `step`, in rising order: group (step mod separation) of a division made once.
+
+    Sizes of groups differ by at most one, so the share of users in a round is 1 / separation, not cohort / population.
+    """
+    separation = cyclic_separation(population, cohort)
+    group = step % separation
+    small, larger = divmod(population, separation)
+    start = group * small + min(group, larger)
+    return np.sort(_order(population, seed)[start : start + small + (group < larger)])
+
+
+@lru_cache(maxsize=1)
+def _order(population: int, seed: int) -> NDArray[np.int64]:
+    order = generator(seed, "cohort/cyclic").permutation(population)
+    order.flags.writeable = False
+    return order
+
+
+# Comparison: the variance of each prefix sum for z = 1 and contributions of norm 1, everyone under the cyclic schedule.
+
+
+def banded_variance(coefficients: Array, rounds: int, separation: int) -> Array:
+    """(rounds,) for this mechanism: squared norms of the rows of B, times the squared sensitivity."""
+    column = _solve(coefficients, np.ones(rounds))
+    return sensitivity(coefficients, rounds, separation) ** 2 * np.cumsum(np.square(column))
+
+
+def independent_variance(rounds: int, separation: int) -> Array:
+    """(rounds,) for independent noise: k Gaussian releases of multiplier sqrt(k) are one of multiplier 1, exactly."""
+    return participations(rounds, separation) * np.arange(1.0, rounds + 1)
+
+
+def tree_variance(rounds: int, separation: int) -> Array:
+    """(rounds,) for binary trees: one for the whole run or one for each pass, whichever has the smaller total.
+
+    Nodes are estimated from below (Honaker 2015; "efficient tree" in Kairouz et al. 2021): a node of height h has
+    variance 1 / (2 - 2^-h). Nodes that are not complete within the run are not released. A user's contributions to one
+    node add up, which is what a whole-run tree pays for.
+    """
+    options = [_trees(rounds, separation, length) for length in {rounds, min(rounds, separation)}]
+    return min(options, key=lambda variance: float(variance.sum()))
+
+
+def _trees(rounds: int, separation: int, length: int) -> Array:
+    """Trees of `length` leaves, one after the other."""
+    turn = np.arange(rounds) % separation == np.arange(min(rounds, separation))[:, None]  # (groups, rounds)
+    before = np.pad(np.cumsum(turn, axis=1), ((0, 0), (1, 0)))  # participations before each round
+    squared = np.zeros(len(turn))
+    variance, base = np.zeros(rounds), 0.0
+    for start in range(0, rounds, length):
+        leaves = min(length, rounds - start)
+        for height in range(leaves.bit_length()):
+            edges = start + np.arange(0, leaves + 1, 2**height)  # complete nodes lie between neighbouring edges
+            squared += np.square(np.diff(before[:, edges], axis=1)).sum(axis=1)
+            covers = np.arange(1, leaves + 1) >> height & 1  # prefixes in whose sum a node of this height occurs
+            variance[start : start + leaves] += covers / (2 - 2.0**-height)
+        variance[start : start + leaves] += base
+        base = float(variance[start + leaves - 1])
+    return float(squared.max()) * variance
+
+
+def compare(rounds: int, separation: int, bands: Sequence[int]) -> dict[str, Array]:
+    """Name of a mechanism -> (rounds,) variance of its prefix sums, all with the same guarantee."""
+    table = {
+        "independent noise": independent_variance(rounds, separation),
+        "binary tree": tree_variance(rounds, separation),
+    }
+    for count in bands:
+        table[f"square root, {count} bands"] = banded_variance(root_coefficients(count), rounds, separation)
+        best = optimised_coefficients(count, rounds)
+        table[f"optimised, {count} bands"] = banded_variance(best, rounds, separation)
+    return table
+
+
+def _positive(name: str, value: int) -> None:
+    if value < 1:
+        raise UserError(f"{name}={value} must be at least 1")
+
+
+def _check(coefficients: Array) -> None:
+    if len(coefficients) < 1 or coefficients[0] != 1 or not np.isfinite(coefficients).all():
+        raise UserError(f"coefficients={coefficients} must be finite numbers that begin with 1")

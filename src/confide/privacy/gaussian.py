@@ -1,0 +1,282 @@
+"""Where Gaussian noise comes from: `Seeded` for research, `System` for a release. Both add it in place, over threads.
+
+A keystream of AES in counter mode is cut into words, and the Box-Muller transform makes two normal values of two
+words: r = sqrt(-2 log u), (r cos a, r sin a). A vector is cut into blocks; block b of it reads the counters from
+b 2^64 on, so blocks share nothing, and neither the number of threads nor their order changes a value. A block per
+thread is all that is held besides the vector itself. No draw is rejected, so the time taken does not tell the noise
+(the timing attack of Jin et al. 2022 on discrete samplers).
+
+`Seeded` takes its key from a hash of seed, purpose, step, user and attempt, and can be drawn again by whoever knows
+these. Its lowest bits are not protected, and its |x| end at 6.56 in single precision, which 5 in 10^11 exceed.
+
+`System` takes a fresh key from the operating system for every vector. The key is never stored and never returned, so
+no crash, checkpoint or copy of the machine's disk can make it draw the same noise again.
+
+Attacks on floating point. Floating-point samplers miss some values, and a sum of floating-point numbers keeps a trace
+of its terms in the lowest bits: whether a released value is possible at all can depend on the secret (Mironov 2012 for
+Laplace noise; Jin et al. 2022 for Gaussian noise, with success against DP-SGD). `System` releases, for a sum s,
+
+    round(s + scale x + dither) to multiples of grid,    grid in (2^-11, 2^-10] scale,    dither uniform in +-grid / 2.
+
+Guarantee: dither and rounding only process s + scale x, so if x is Gaussian the release is exactly as private as the
+Gaussian mechanism with that scale, and its sensitivity is unchanged. What they take away is the attack: every multiple
+of the grid is possible for every s, and the lattice of x in single precision (2^-24 near 1, ten thousand points in the
+dither) is smoothed before it can be seen. Cost: the variance grows by grid^2 / 6, less than 2 in 10^7.
+
+Limits. x is not proven Gaussian but is so up to the accuracy of single-precision log, sin and cos (relative 1e-7, scale
+rounded up). The uniform u has 24 significant bits at any magnitude and ends at 2^-117: |x| ends at 12.7, a pair of a
+true Gaussian lies beyond with probability 6e-36, and any of 2,000 vectors of 255 million values with 2e-24, which is
+the truncation's whole share in delta. Summing the users' updates in floating point before the noise has rounding of
+its own (Casacuberta et al. 2022), which `secure_sum` avoids. Python cannot wipe the key from memory.
+
+Differs from the papers: Mironov snaps a clamped Laplace release; here the Gaussian is unclamped and dithered.
+Holohan and Braghin (2021, section 5.1; Opacus' secure mode) add 2n >= 4 Gaussians per value so that a search for the
+uniforms behind an observed value takes 2^(53 (2n - 1)) trials, but their sum still carries its lowest bits into the
+release. Here 127 random bits go into two values of which rounding leaves about 12 bits each, so every pair of values
+has some 2^100 explanations for every s, and a search has nothing to find: one Box-Muller pair for two values is enough.
+
+1. I. Mironov. On significance of the least significant bits for differential privacy. CCS 2012.
+2. J. Jin, E. McMurtry, B. Rubinstein, O. Ohrimenko. Are we there yet? Timing and floating-point attacks on differential
+   privacy systems. IEEE S&P 2022.
+3. N. Holohan, S. Braghin. Secure random sampling in differential privacy. ESORICS 2021.
+4. S. Casacuberta, M. Shoemate, S. Vadhan, C. Wagaman. Widespread underestimation of sensitivity in differentially
+   private libraries and how to fix it. CCS 2022.
+5. G. Box, M. Muller. A note on the generation of random normal deviates. Ann. Math. Stat. 1958.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+from torch import Tensor
+
+from confide.errors import UserError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+BLOCK = 1 << 19
+"""Coordinates at a time, with counters of their own. Fewer would fit a nearer cache, but threads would then wait for
+the interpreter's lock between their short calls, which costs more; with these, scratch is 12 MB a thread."""
+GRID_BITS = 10
+_AES_BLOCK = 16
+_FULL_RESOLUTION = 2.0**24  # single precision tells all integers below this apart
+
+
+@dataclass(frozen=True)
+class Address:
+    """Which noise: the value of a seeded draw is a function of the seed and this."""
+
+    step: int
+    user: int = 0
+    attempt: int = 0
+    purpose: str = "noise"
+
+
+class Source(Protocol):
+    """Standard normal noise. Both methods return the sum of squares of what they drew, added up in a fixed order."""
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the same address gives the same noise again; if not, each draw needs a ledger line of its own."""
+        ...
+
+    def fill(self, out: Tensor, address: Address) -> float:
+        """Overwrite a flat vector."""
+        ...
+
+    def add(self, out: Tensor, scale: float, address: Address) -> float:
+        """Add noise of standard deviation `scale` to a flat vector."""
+        ...
+
+
+@dataclass(frozen=True)
+class Seeded:
+    """Repeatable noise for research. Not for release: whoever knows the seed can subtract it."""
+
+    seed: int
+    threads: int | None = None
+    repeatable: ClassVar[bool] = True
+
+    def fill(self, out: Tensor, address: Address) -> float:
+        return self._draw(out, 1.0, address, True)
+
+    def add(self, out: Tensor, scale: float, address: Address) -> float:
+        return self._draw(out, scale, address, False)
+
+    def _draw(self, out: Tensor, scale: float, at: Address, overwrite: bool) -> float:
+        place = f"{self.seed}/{at.purpose}/{at.step}/{at.user}/{at.attempt}"
+        key = hashlib.blake2b(place.encode(), digest_size=16, person=b"confide noise").digest()
+        wide = out.dtype == torch.float64
+        kinds = (np.int64, np.int64, np.float64) if wide else (np.int32, np.int32, np.float32)
+
+        def one(part: Array, scratch: _Scratch) -> float:
+            squares = _box_muller(scratch, scale, len(part), False)
+            _put(part, scratch.normal[: len(part)], overwrite)
+            return squares
+
+        return _over_blocks(out, scale, key, self.threads, lambda pairs: _Scratch(pairs, *kinds), one)
+
+
+@dataclass(frozen=True)
+class System:
+    """Cryptographic noise for a release: a fresh key for every call, so addresses are not used and nothing repeats."""
+
+    threads: int | None = None
+    repeatable: ClassVar[bool] = False
+
+    def fill(self, out: Tensor, address: Address) -> float:
+        return self._draw(out, 1.0, True)
+
+    def add(self, out: Tensor, scale: float, address: Address) -> float:
+        return self._draw(out, scale, False)
+
+    def _draw(self, out: Tensor, scale: float, overwrite: bool) -> float:
+        kind: type[Any] = np.float64 if out.dtype == torch.float64 else np.float32
+        step = grid(scale)
+        # Adding and subtracting this rounds to multiples of `step`, which is what its last bit is worth. Values so
+        # large that it does not (thousands of scales) have a last bit worth at least half a step themselves.
+        anchor = np.array(1.5 * 2.0 ** np.finfo(kind).nmant * step, dtype=kind)
+        dither_step = np.array(step * 2.0**-16, dtype=np.float32)
+
+        def one(part: Array, scratch: _Scratch) -> float:
+            squares = _box_muller(scratch, scale, len(part), True)
+            _put(part, scratch.normal[: len(part)], overwrite)
+            np.copyto(scratch.normal, scratch.dither)
+            np.multiply(scratch.normal, dither_step, out=scratch.normal)
+            np.add(part, scratch.normal[: len(part)], out=part)
+            np.add(part, anchor, out=part)
+            np.subtract(part, anchor, out=part)
+            return squares
+
+        key = os.urandom(32)
+        return _over_blocks(
+            out, scale, key, self.threads, lambda pairs: _Scratch(pairs, np.int64, np.int32, np.float32, True), one
+        )
+
+
+def grid(scale: float) -> float:
+    """`System` releases multiples of this: the power of two in (2^-11, 2^-10] scale."""
+    return math.ldexp(1.0, math.frexp(scale)[1] - 1 - GRID_BITS)
+
+
+class _Scratch:
+    """One block on its way: words of keystream, radius and angle of each pair, and two normal values per pair."""
+
+    def __init__(self, pairs: int, radius: type[Any], angle: type[Any], real: type[Any], dither: bool = False) -> None:
+        words = [np.dtype(radius).itemsize * pairs, np.dtype(angle).itemsize * pairs, 4 * pairs if dither else 0]
+        ends = np.cumsum(words)
+        self.zeros = bytes(int(ends[-1]))
+        stream = np.empty(len(self.zeros) + _AES_BLOCK, dtype=np.uint8)
+        self.stream = stream.data
+        self.radius: Array = stream[: ends[0]].view(radius)
+        self.angle: Array = stream[ends[0] : ends[1]].view(angle)
+        self.dither: Array = stream[ends[1] : ends[2]].view(np.int16)
+        self.normal: Array = np.empty(2 * pairs, dtype=real)
+        self.first, self.second = self.normal[:pairs], self.normal[pairs:]
+        self.turn: Array = np.empty(pairs, dtype=real)
+        # numpy has the cheaper calls, torch the faster log, sin and cos; both see the same memory.
+        self.log_of, self.sin_of, self.cos_of = (torch.from_numpy(a) for a in (self.first, self.second, self.turn))
+        # Words made negative stand for the upper ends of cells of (0, 1]: none is 0, and it takes one operation.
+        self.sign = np.array(np.iinfo(radius).min, dtype=radius)
+        self.unit = np.array(-(2.0 ** (1 - np.iinfo(radius).bits)), dtype=real)
+        self.half_turn = np.array(math.pi * 2.0 ** (1 - np.iinfo(angle).bits), dtype=real)
+
+
+def _box_muller(scratch: _Scratch, scale: float, wanted: int, open_tail: bool) -> float:
+    """Make `scratch.normal` of its words, and return the sum of squares of as many values as are wanted."""
+    radius, other, turn = scratch.first, scratch.second, scratch.turn
+    np.bitwise_or(scratch.radius, scratch.sign, out=scratch.radius)
+    np.copyto(radius, scratch.radius, casting="unsafe")
+    if open_tail:
+        _open_tail(radius)
+    np.multiply(radius, scratch.unit, out=radius)
+    torch.log(scratch.log_of, out=scratch.log_of)
+    np.multiply(radius, -_rounded_up(2 * scale * scale, radius.dtype), out=radius)
+    squares = float(radius.sum())  # by halves, so good to 1e-7; blocks are added up in double precision
+    np.sqrt(radius, out=radius)
+    np.copyto(turn, scratch.angle, casting="unsafe")
+    np.multiply(turn, scratch.half_turn, out=turn)
+    torch.sin(scratch.cos_of, out=scratch.sin_of)
+    torch.cos(scratch.cos_of, out=scratch.cos_of)
+    np.multiply(other, radius, out=other)
+    np.multiply(radius, turn, out=radius)
+    return squares if wanted == len(scratch.normal) else squares - float(other[-1]) ** 2
+
+
+def _open_tail(integers: Array) -> None:
+    """Spread integers too near 0 for full resolution, once in 2^39 draws, over their cells, with 53 fresh bits each."""
+    if integers.max() > -_FULL_RESOLUTION:
+        low = np.flatnonzero(integers > -_FULL_RESOLUTION)
+        fresh = (np.frombuffer(os.urandom(8 * len(low)), dtype=np.uint64) >> np.uint64(11)) + 0.5
+        integers[low] = integers[low].astype(np.float64) + 1 - fresh * 2.0**-53
+
+
+def _put(part: Array, values: Array, overwrite: bool) -> None:
+    if overwrite:
+        np.copyto(part, values)
+    else:
+        np.add(part, values, out=part)
+
+
+def _rounded_up(value: float, kind: np.dtype[Any]) -> Array:
+    """`value` in this precision, never below it."""
+    near = np.array(value, dtype=kind)
+    return near if float(near) >= value else np.nextafter(near, np.array(np.inf, dtype=kind))
+
+
+def _keystream(key: bytes, block: int) -> CipherContext:
+    return Cipher(algorithms.AES(key), modes.CTR((block << 64).to_bytes(_AES_BLOCK, "big"))).encryptor()
+
+
+def _over_blocks(
+    out: Tensor,
+    scale: float,
+    key: bytes,
+    threads: int | None,
+    make: Callable[[int], _Scratch],
+    one: Callable[[Array, _Scratch], float],
+) -> float:
+    """Run `one` over every block of a vector, and add up what it returns."""
+    vector = _as_array(out, scale)
+    own = threading.local()  # every thread has its own scratch, made once
+
+    def block(index: int) -> float:
+        part = vector[index * BLOCK : (index + 1) * BLOCK]
+        pairs = (len(part) + 1) // 2
+        scratch = getattr(own, "scratch", None)
+        if scratch is None or len(scratch.first) != pairs:
+            scratch = own.scratch = make(pairs)
+        _keystream(key, index).update_into(scratch.zeros, scratch.stream)
+        return one(part, scratch)
+
+    blocks = range(-(-len(vector) // BLOCK))
+    workers = min(threads or _cores(), len(blocks))
+    if workers <= 1:
+        return math.fsum(map(block, blocks))
+    with ThreadPoolExecutor(workers) as pool:
+        return math.fsum(pool.map(block, blocks))
+
+
+def _as_array(out: Tensor, scale: float) -> Array:
+    if out.dim() != 1 or out.device.type != "cpu" or out.dtype not in (torch.float32, torch.float64):
+        raise UserError(
+            f"noise needs a flat float32 or float64 vector in main memory, not {out.dtype} of shape "
+            f"{tuple(out.shape)} on {out.device}; train in one of these types or move the vector"
+        )
+    if not 1e-15 <= scale <= 1e15:
+        raise UserError(f"noise scale={scale:g} must lie between 1e-15 and 1e15; rescale the bound or the noise")
+    return np.asarray(out.detach().numpy())
+
+
+def _cores() -> int:
+    """The processors that this process may use, which a container or `taskset` can make fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
