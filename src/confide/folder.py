@@ -28,6 +28,7 @@ from confide.progress import Reporter, stop_on_signal
 from confide.recipe import Recipe
 from confide.run import Loop, Record, make_loop, mean_of_recent
 
+_CHANGED = "{} was changed after the run began; nothing was done. Put it back, or start another run"
 RECIPE, METRICS, SUMMARY, MODEL = "recipe.yaml", "metrics.jsonl", "summary.json", "model.safetensors"
 
 
@@ -48,6 +49,8 @@ def train(wanted: Recipe, folder: Path, workers: int = 1, quiet: bool = False) -
     )
     if strangers:
         raise UserError(f"{folder} is not empty and holds no run ({strangers[0]}, ...); choose another --out folder")
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; choose another --out folder")
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder):
         loop = make_loop(wanted, lambda header: _open_ledger(folder, wanted, header), workers)
@@ -75,10 +78,10 @@ def resume(folder: Path, workers: int = 1, quiet: bool = False) -> dict[str, Any
 
 def held_recipe(folder: Path) -> Recipe:
     try:
-        document = yaml.safe_load((folder / RECIPE).read_text())
+        document = recipe.read_yaml((folder / RECIPE).read_text())
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{folder} holds no run: there is no {RECIPE} in it; start one with `confide train`") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{folder / RECIPE} is not valid YAML: {error}") from None
     return recipe.parse(document if isinstance(document, dict) else {}, str(folder / RECIPE))
 
@@ -117,9 +120,7 @@ def finite(value: float) -> float | None:
 
 def _check_saved(folder: Path, saved: checkpoint.Saved, wanted: Recipe) -> None:
     if saved.recipe_digest != wanted.digest:
-        raise UserError(
-            f"{folder / RECIPE} was changed after the run began; nothing was done. Put it back, or start another run"
-        )
+        raise UserError(_CHANGED.format(folder / RECIPE))
     if not (folder / ledger.FILE).exists():
         raise UserError(f"{folder / ledger.FILE} is missing; without it the privacy spent cannot be stated")
     _check_tail(folder, Ledger.read(folder / ledger.FILE), saved.ledger_count, saved.ledger_head)
@@ -143,7 +144,12 @@ def _alone(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"another process is working in {folder}; wait for it or stop it first") from None
-        yield
+        try:
+            yield
+        except OSError as error:
+            # A write that fails does not say where; the message should.
+            error.filename = error.filename or str(folder)
+            raise
 
 
 def _open_ledger(folder: Path, wanted: Recipe, header: dict[str, Any]) -> Ledger:
@@ -156,7 +162,10 @@ def _open_ledger(folder: Path, wanted: Recipe, header: dict[str, Any]) -> Ledger
     torn = Ledger.drop_torn_line(path)
     if torn and path.stat().st_size == 0:
         return Ledger.create(path, header)
-    return Ledger.read(path)
+    book = Ledger.read(path)
+    if book.header.get("recipe") != wanted.digest:
+        raise UserError(_CHANGED.format(folder / RECIPE))
+    return book
 
 
 def _go_on(folder: Path, loop: Loop, state: State, quiet: bool) -> dict[str, Any]:
@@ -206,10 +215,10 @@ def _finish(folder: Path, loop: Loop, state: State) -> dict[str, Any]:
     model = loop.layout.views(loop.final_model(state))
     write_atomically(folder / MODEL, serialise({n: t.contiguous() for n, t in model.items()}))
     spent = check_ledger(folder)
-    summary = {
+    summary: dict[str, Any] = {
         "task": loop.task.name,
-        "metrics": loop.task.evaluate(model),
-        "metrics_mean_of_last": mean_of_recent(state),
+        "metrics": _json_safe(loop.task.evaluate(model)),
+        "metrics_mean_of_last": _json_safe(mean_of_recent(state)),
         "epsilon": spent["epsilon"],
         "delta": spent["delta"],
         "accountant": spent["accountant"],

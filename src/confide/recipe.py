@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -31,6 +32,24 @@ from confide.privacy.sampling import Sampling
 TaskSettings = Annotated[LogisticSettings | QuadraticSettings, Field(discriminator="kind")]
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 takes 1e-5 for text; everybody means the number."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that the loader would take for a number."""
+
+
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+    )
+
+
+def read_yaml(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -38,7 +57,7 @@ class _Section(BaseModel):
 class Users(_Section):
     """Who counts how much."""
 
-    weights: Literal["uniform", "examples"] | tuple[Annotated[float, Field(gt=0)], ...] = Field(
+    weights: Literal["uniform", "examples"] | tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = Field(
         "uniform",
         description="uniform: 1/K each; examples: by the number of examples; or a list, scaled to sum 1",
     )
@@ -84,7 +103,7 @@ class Recipe(_Section):
     run: Run
 
     def to_yaml(self) -> str:
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        return yaml.dump(self.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
 
     @property
     def digest(self) -> str:
@@ -139,10 +158,10 @@ def _read(name: str) -> dict[str, Any]:
         raise UserError(
             f"no recipe {name!r}: neither a file nor a shipped recipe{hint}; see `confide recipe list`"
         ) from None
-    except (IsADirectoryError, UnicodeDecodeError, PermissionError) as error:
+    except (IsADirectoryError, NotADirectoryError, UnicodeDecodeError, PermissionError) as error:
         raise UserError(f"recipe {name!r} cannot be read: {error}") from None
     try:
-        document = yaml.safe_load(text)
+        document = read_yaml(text)
     except yaml.YAMLError as error:
         raise UserError(f"recipe {name!r} is not valid YAML: {error}") from None
     if not isinstance(document, dict):
@@ -156,7 +175,7 @@ def _apply(document: dict[str, Any], override: str) -> None:
     if not equals or not all(keys):
         raise UserError(f"--set {override!r} is not of the form section.key=value")
     try:
-        value = yaml.safe_load(text)
+        value = read_yaml(text)
     except yaml.YAMLError as error:
         raise UserError(f"--set {override!r}: the value is not valid YAML: {error}") from None
     place = document
@@ -183,25 +202,35 @@ def _sections(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
                 sections[key] = info.get_default(call_default_factory=True)
             continue
         adapter: TypeAdapter[Any] = TypeAdapter(Annotated[info.annotation, info])  # type: ignore[arg-type]
+        yes = _yes_for_a_number(key, document[key])
+        if yes:
+            problems += yes
+            continue
         try:
-            sections[key] = adapter.validate_python(_numbers(document[key]))
+            sections[key] = adapter.validate_python(document[key])
         except ValidationError as error:
             problems += [_explain(key, document[key], e) for e in error.errors()]
     return sections, problems
 
 
-def _numbers(value: Any) -> Any:
-    """YAML 1.1 leaves 1e-5 as text; turn text that is a number into that number, at any depth."""
-    if isinstance(value, dict):
-        return {k: _numbers(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_numbers(v) for v in value]
-    if isinstance(value, str) and value[:1] in "+-.0123456789":
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
+def _yes_for_a_number(section: str, given: Any) -> list[str]:
+    """True counts as 1 to Python; in a recipe it is a mistake wherever the schema has a number."""
+    problems = []
+    for path in _switches(given, [section]):
+        node = _schema_at(section, given, path)
+        if any(option.get("type") in ("integer", "number") for option in (node, *node.get("anyOf", []))):
+            value = given
+            for key in path[1:]:
+                value = value[key]
+            problems.append(f"{'.'.join(path)}={value}: expected a number {_limits(node)}".rstrip())
+    return problems
+
+
+def _switches(given: Any, path: list[str]) -> list[list[str]]:
+    """Where True and False stand in a section."""
+    if isinstance(given, dict):
+        return [found for key, value in given.items() for found in _switches(value, [*path, key])]
+    return [path] if isinstance(given, bool) else []
 
 
 _LIMITS = {"exclusiveMinimum": "above", "minimum": "at least", "exclusiveMaximum": "below", "maximum": "at most"}

@@ -25,7 +25,7 @@ from confide.engines.processes import Processes
 from confide.errors import UserError
 from confide.federated import optimisers
 from confide.federated.bounding import bounder
-from confide.federated.cohort import PartTrainer, Tally
+from confide.federated.cohort import PartTrainer, Tally, part_size
 from confide.federated.parameters import Layout, flatten
 from confide.federated.task import Task
 from confide.privacy.ledger import Ledger
@@ -69,9 +69,7 @@ class Loop:
         if noise is not None:
             self.total.add_(noise)
         self._keep_iterate(state)
-        gradient = self.layout.views(self.total)
-        optimisers.update(self.recipe.central, self.layout.views(state.parameters), gradient, state.optimiser, t)
-        if not bool(torch.isfinite(state.parameters).all()):
+        if not self._move(state) or not bool(torch.isfinite(state.parameters).all()):
             raise Diverged(
                 f"the central model is no longer finite after step {t + 1}; the last checkpoint was kept. "
                 "Lower central.learning_rate or local.learning_rate, or bound the updates"
@@ -79,6 +77,17 @@ class Loop:
         state.step += 1
         state.seconds += time.perf_counter() - began
         return _record(state, tally, signal, noise, self.recipe.local.rate(t))
+
+    def _move(self, state: State) -> bool:
+        """Step the central optimiser; False if the numbers are beyond what the model's type can hold."""
+        central, gradient = self.layout.views(state.parameters), self.layout.views(self.total)
+        try:
+            optimisers.update(self.recipe.central, central, gradient, state.optimiser, state.step)
+        except (RuntimeError, OverflowError) as error:
+            if "overflow" in str(error):
+                return False
+            raise
+        return True
 
     def evaluate(self, state: State) -> dict[str, float]:
         with torch.no_grad():
@@ -125,7 +134,7 @@ def make_loop(
     bound = bounder(recipe.bounding, layout).sensitivity
     plan = make_plan(recipe.privacy, recipe.sampling, weights, bound, recipe.run.steps, recipe.run.seed)
     if workers > 1:
-        engine: Engine = Processes(recipe.model_dump_json(), workers, like)
+        engine: Engine = Processes(recipe.model_dump_json(), workers, like, part_size(task, recipe.local))
     else:
         engine = InProcess(_part_trainer(recipe, task, layout, weights, like))
     return Loop(recipe, task, layout, plan, engine, open_ledger(ledger_header(recipe, plan)), torch.empty_like(like))

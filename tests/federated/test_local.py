@@ -42,6 +42,9 @@ class Lines:
     def evaluate(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
         return {"value": 0.0}
 
+    def users_at_once(self, local: LocalTraining) -> int:
+        return 0
+
     def fast_updates(self, *_: Any) -> Updates | None:
         return None
 

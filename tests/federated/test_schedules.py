@@ -133,7 +133,7 @@ def test_what_no_schedule_can_mean_is_refused(document: dict[str, Any]) -> None:
 
 def test_a_schedule_cannot_change() -> None:
     with pytest.raises(ValidationError, match="frozen"):
-        SCRATCH.rate = 0.5
+        SCRATCH.rate = 0.5  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("model", [Constant, Exponential, PerRound])

@@ -64,9 +64,10 @@ _CIFAR_SIDE = 32
 _CIFAR_RECORD = 1 + 3 * _CIFAR_SIDE * _CIFAR_SIDE
 _CIFAR_RECORDS = 10_000
 
-# Enlarging the 32 x 32 images to 192 x 192 costs about ten minutes on two cores, once. A linear classifier
-# trained on 2,500 images reached 80 % at 96, 82 % at 128, 86 % at 160, 87 % at 192, and 88 % at the network's
-# own 224, which costs half as much again.
+# A trade of time for accuracy: at 192 x 192, two free cores do about 100 images/s. A linear classifier trained
+# on 2,500 images reached 80 % at 96, 82 % at 128, 86 % at 160, 87 % at 192, and 88 % at the network's own 224,
+# which costs half as much again. The features stay as they are: giving each the same length moved the accuracy
+# of a classifier trained on all 50,000 only from 89.5 % to 89.6 %.
 CIFAR_RESOLUTION = 192
 # Part of the cache's key: change it whenever the same bytes would give other features.
 _FEATURE_SCHEME = "efficientnet-lite0, bicubic, raw, 1"

@@ -81,10 +81,14 @@ class LogisticRegression:
             "test_loss": float(functional.cross_entropy(logits, self.data.test_labels)),
         }
 
+    def users_at_once(self, local: LocalTraining) -> int:
+        mini = local.batch_size is not None and local.batch_size < self.held.shape[1]
+        return 0 if mini else 128
+
     def fast_updates(
         self, parameters: Mapping[str, Tensor], users: np.ndarray, local: LocalTraining, learning_rate: float
     ) -> Updates | None:
-        if local.batch_size is not None and local.batch_size < self.held.shape[1]:
+        if not self.users_at_once(local):
             return None
         rows = self.held[torch.from_numpy(users)]  # (users, m)
         features = self.data.train_features[rows]  # (users, m, wide)
@@ -121,7 +125,7 @@ class DualUpdates:
         if not bool(used.all()):  # 0 times a value that is not finite would not be zero
             features, coefficients, share, factors = features[used], coefficients[used], share[used], factors[used]
         of_weight, of_bias = factors[:, 0], factors[:, 1]
-        scaled = coefficients * of_weight[:, None, None].to(coefficients.dtype)
+        scaled = (coefficients.double() * of_weight[:, None, None]).to(coefficients.dtype)
         total["weight"].addmm_(scaled.flatten(0, 1).T, features.flatten(0, 1))
         total["weight"].add_(self.weight, alpha=float((share * of_weight).sum()))
         total["bias"].add_((coefficients.sum(dim=1).double() * of_bias[:, None]).sum(dim=0).to(into.dtype))
@@ -171,10 +175,21 @@ def dual_updates(
 
 
 def _norms(weight: Tensor, bias: Tensor, central_logits: Tensor, gram: Tensor, a: Tensor, c: Tensor) -> Tensor:
-    """Norms of c W_0 + A' X and c b_0 + A' 1 for each user, in double precision because the terms can cancel."""
+    """Norms of c W_0 + A' X and c b_0 + A' 1 for each user, never smaller than those of what `weighted_sum` adds.
+
+    Where the terms cancel (a user near its own optimum), what is left can be mostly rounding, and scaling that up to
+    the bound would break the bound. So the rounding counts: that of the logits, which are inner products of `wide`
+    numbers, and that of a sum of m + 1 products, each by the usual bound of n eps times the norms of the terms.
+    """
+    eps, wide, m = torch.finfo(a.dtype).eps, weight.shape[1], a.shape[1]
     a, c = a.double(), c.double()
+    model, offset = weight.double().norm(), bias.double().norm()
+    lengths = a.norm(dim=2)  # (users, m)
+    reach = (lengths * torch.diagonal(gram, dim1=1, dim2=2).clamp(min=0.0).sqrt()).sum(dim=1)
     inner = (central_logits.double() * a).sum(dim=(1, 2))
-    of_weight = c.square() * weight.double().square().sum() + 2 * c * inner + (torch.bmm(gram, a) * a).sum(dim=(1, 2))
-    column = a.sum(dim=1)  # (users, classes)
-    of_bias = (c[:, None] * bias.double() + column).square().sum(dim=1)
-    return torch.stack([of_weight.clamp_(min=0.0).sqrt(), of_bias.sqrt()], dim=1)
+    squared = (c * model).square() + 2 * c * inner + (torch.bmm(gram, a) * a).sum(dim=(1, 2))
+    squared = squared.clamp(min=0.0) + 2 * wide * eps * c.abs() * model * reach
+    of_weight = squared.sqrt() + (m + 4) * eps * (c.abs() * model + reach)
+    of_bias = (c[:, None] * bias.double() + a.sum(dim=1)).norm(dim=1)
+    of_bias = of_bias + (m + 4) * eps * (c.abs() * offset + lengths.sum(dim=1))
+    return torch.stack([of_weight, of_bias], dim=1)

@@ -72,10 +72,13 @@ class Quadratics:
         residuals = torch.einsum("ndr,nd->nr", self.roots, w - self.centres)
         return 0.5 * float(residuals.square().sum(dim=1).mean())
 
+    def users_at_once(self, local: LocalTraining) -> int:
+        return 0 if local.gradient_clip is not None or local.proximal else 128
+
     def fast_updates(
         self, parameters: Mapping[str, Tensor], users: np.ndarray, local: LocalTraining, learning_rate: float
     ) -> Updates | None:
-        if local.gradient_clip is not None or local.proximal:
+        if not self.users_at_once(local):
             return None
         roots, gram = self.roots[users], self.gram[users]
         residual = torch.einsum("ndr,nd->nr", roots, parameters["w"] - self.centres[users])

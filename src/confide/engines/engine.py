@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from confide.federated.cohort import PartTrainer, Tally, parts
+from confide.federated.cohort import PartTrainer, Tally, part_size, parts
 
 
 class Engine(Protocol):
@@ -27,7 +27,8 @@ class InProcess:
     def train(self, central: Tensor, cohort: np.ndarray, step: int, total: Tensor) -> Tally:
         total.zero_()
         part_sum, tally = total.new_empty(total.shape), Tally()
-        for users in parts(cohort):
+        size = part_size(self.trainer.task, self.trainer.local)
+        for users in parts(cohort, size):
             # A part is summed on its own first: the order of additions must not depend on who trains it.
             tally.add(self.trainer.add_part(central, users, step, part_sum.zero_()))
             total.add_(part_sum)

@@ -20,7 +20,7 @@ import torch
 import torch.multiprocessing
 from torch import Tensor
 
-from confide.federated.cohort import Tally, parts
+from confide.federated.cohort import PLAIN_PART, Tally, parts
 
 
 class WorkerFailed(RuntimeError):
@@ -30,7 +30,8 @@ class WorkerFailed(RuntimeError):
 class Processes:
     """Engine over `workers` spawned processes."""
 
-    def __init__(self, recipe_json: str, workers: int, like: Tensor) -> None:
+    def __init__(self, recipe_json: str, workers: int, like: Tensor, part_size: int = PLAIN_PART) -> None:
+        self.part_size = part_size
         context = torch.multiprocessing.get_context("spawn")
         self.central = _shared(like)
         self.sums = [_shared(like) for _ in range(workers)]
@@ -48,7 +49,7 @@ class Processes:
         self.central.copy_(central)
         total.zero_()
         tally = Tally()
-        waiting = list(enumerate(parts(cohort)))[::-1]
+        waiting = list(enumerate(parts(cohort, self.part_size)))[::-1]
         busy: dict[int, int] = {}  # worker -> part
         done: dict[int, tuple[int, Tally]] = {}  # part -> worker that holds its sum, tally
         free = list(range(len(self.pipes)))
@@ -56,7 +57,7 @@ class Processes:
         while waiting or busy or done:
             while waiting and free:
                 worker, (part, users) = free.pop(), waiting.pop()
-                self.pipes[worker].send_bytes(json.dumps({"step": step, "users": users.tolist()}).encode())
+                self._send(worker, {"step": step, "users": users.tolist()})
                 busy[worker] = part
             if busy:
                 for worker, answer in self._answers(list(busy)):
@@ -69,6 +70,12 @@ class Processes:
                 free.append(worker)
                 next_part += 1
         return tally
+
+    def _send(self, worker: int, job: dict[str, Any]) -> None:
+        try:
+            self.pipes[worker].send_bytes(json.dumps(job).encode())
+        except (BrokenPipeError, ConnectionError):
+            raise WorkerFailed(f"worker {worker} ended unexpectedly; its own message is above") from None
 
     def _answers(self, workers: list[int]) -> list[tuple[int, Tally]]:
         ready = wait([self.pipes[w] for w in workers])

@@ -1,7 +1,9 @@
 """Train a part of a cohort, bound every update, and keep only sums.
 
-A cohort is cut into parts of `PART` users, whatever the number of workers, and the parts are added in order; so the
-result is the same, bit for bit, wherever the parts were trained, and memory does not grow with the cohort.
+A cohort is cut into parts whose size depends on the task alone, whatever the number of workers, and the parts are added
+in order; so the result is the same, bit for bit, wherever the parts were trained, and memory does not grow with the
+cohort. A task that trains many users at once wants large parts; the plain path wants small ones, so that a cohort of a
+few users still keeps several workers busy.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from confide.federated.local import LocalTraining, PlainTrainer, Updates
 from confide.federated.parameters import Layout
 from confide.federated.task import Task
 
-PART = 64
+PLAIN_PART = 4
 
 
 @dataclass
@@ -38,9 +40,13 @@ class Tally:
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
-def parts(cohort: np.ndarray) -> Iterator[np.ndarray]:
-    for start in range(0, len(cohort), PART):
-        yield cohort[start : start + PART]
+def parts(cohort: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    for start in range(0, len(cohort), size):
+        yield cohort[start : start + size]
+
+
+def part_size(task: Task, local: LocalTraining) -> int:
+    return task.users_at_once(local) or PLAIN_PART
 
 
 class PartTrainer:

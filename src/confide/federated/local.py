@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from confide.federated.task import Task
 
 
+_LARGE = 1e30
+
+
 class LocalTraining(BaseModel):
     """What a user does in one central step."""
 
@@ -67,7 +70,9 @@ class PlainUpdate:
     def weighted_sum(self, factors: Tensor, into: Tensor) -> None:
         pieces = zip(self.layout.pieces(into), self.layout.pieces(self.delta), strict=True)
         for factor, (total, piece) in zip(factors[0].tolist(), pieces, strict=True):
-            if factor != 0:
+            if factor != 0 and not 1 / _LARGE < abs(factor) < _LARGE:  # float32 would not hold such a factor well
+                total.add_((piece.double() * factor).to(total.dtype))
+            elif factor != 0:
                 total.add_(piece, alpha=factor)
 
 

@@ -43,7 +43,7 @@ class Layout:
 
     def norms(self, flat: Tensor) -> Tensor:
         """The Euclidean norm of each tensor, in double precision."""  # (layers,)
-        return torch.tensor([norm(p) for p in self.pieces(flat)], dtype=torch.float64)
+        return torch.tensor([exact_norm(p) for p in self.pieces(flat)], dtype=torch.float64)
 
 
 # Long float32 sums drift: over 20 million elements one pass is off by 1e-3, blocks of this size by 1e-8.
@@ -55,6 +55,16 @@ def norm(tensor: Tensor) -> float:
     kind = torch.promote_types(tensor.dtype, torch.float32)
     blocks = torch.split(tensor.reshape(-1), _NORM_BLOCK)
     return math.hypot(*torch.stack([torch.linalg.vector_norm(block, dtype=kind) for block in blocks]).tolist())
+
+
+def exact_norm(tensor: Tensor) -> float:
+    """Euclidean norm with squares and sums in double precision: a bound has to count the smallest entry too."""
+    flat, squares = tensor.reshape(-1), 0.0
+    wide = torch.empty(min(_NORM_BLOCK, flat.numel()), dtype=torch.float64)
+    for block in torch.split(flat, _NORM_BLOCK):
+        piece = wide[: block.numel()].copy_(block)
+        squares += float(torch.dot(piece, piece))
+    return math.sqrt(squares)
 
 
 def flatten(parameters: Mapping[str, Tensor]) -> Tensor:

@@ -35,6 +35,10 @@ class Task(Protocol):
 
     def evaluate(self, parameters: Mapping[str, Tensor]) -> dict[str, float]: ...
 
+    def users_at_once(self, local: LocalTraining) -> int:
+        """How many users `fast_updates` should get at a time; 0 if it has no short cut for these settings."""
+        ...
+
     def fast_updates(
         self, parameters: Mapping[str, Tensor], users: np.ndarray, local: LocalTraining, learning_rate: float
     ) -> Updates | None:

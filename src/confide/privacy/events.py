@@ -41,7 +41,7 @@ class Event:
 
     @property
     def private(self) -> bool:
-        return self.noise_multiplier > 0
+        return self.noise_multiplier > 0 and self.sensitivity is not None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -51,18 +51,16 @@ class Event:
         """Read an event back; anything that is not exactly an event is refused."""
         try:
             event = Event(**document)  # type: ignore[arg-type]
-            known = event.sampler in ("poisson", "fixed", "everyone")
-            numbers = (
-                event.rate,
-                event.cohort,
-                event.population,
-                event.noise_multiplier,
-                event.sensitivity or 0.0,
-            )
-            sound = all(isinstance(n, int | float) and math.isfinite(n) for n in numbers)
-            ranges = 0 < event.rate <= 1 and event.population >= 1 and event.noise_multiplier >= 0
-            if known and sound and ranges and 0 < event.cohort <= event.population:
+            numbers = (event.rate, event.cohort, event.population, event.noise_multiplier)
+            known = event.sampler in ("poisson", "fixed", "everyone") and all(map(_number, numbers))
+            bounded = event.sensitivity is None or (_number(event.sensitivity) and event.sensitivity > 0)
+            ranges = 0 < event.rate <= 1 and 0 < event.cohort <= event.population and event.noise_multiplier >= 0
+            if known and bounded and ranges:
                 return event
         except TypeError:
             pass
         raise UserError(f"event {document!r} is not one that the accountant knows; it is refused")
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

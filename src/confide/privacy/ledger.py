@@ -80,12 +80,16 @@ class Ledger:
     def record(self, step: int, event: Event, environment: str) -> int:
         """Have the release of `step` on disk, and say which attempt it is. Must return before the noise is drawn."""
         past = self.latest.get(step)
-        if past and past.environment == environment and past.event == event:
+        if past and past.environment == environment and past.event == event and self._history_stands(past):
             return past.attempt
         entry = Entry(step, past.attempt + 1 if past else 0, environment, event)
         self._write({"step": step, "attempt": entry.attempt, "environment": environment, "event": event.to_json()})
         self._keep(entry)
         return entry.attempt
+
+    def _history_stands(self, past: Entry) -> bool:
+        """Whether no earlier step was released anew since: the model that this step starts from would be another."""
+        return all(entry.step >= past.step for entry in self.entries[self.entries.index(past) + 1 :])
 
     def _keep(self, entry: Entry) -> None:
         self.entries.append(entry)
@@ -120,7 +124,9 @@ class Ledger:
             body = json.loads(line)
             digest = body.pop("hash")
             previous = body["previous"]
-        except (ValueError, KeyError, AttributeError):
+            if line != _encode({**body, "hash": digest}):
+                raise ValueError("not as it was written")
+        except (ValueError, KeyError, AttributeError, TypeError):
             raise UserError(f"{where}: not a line of a ledger; the file was edited or damaged") from None
         if digest != _digest(body):
             raise UserError(f"{where}: was edited after it was written. {_VOID}")

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from confide.errors import UserError
 from confide.files import write_atomically
 from confide.privacy.accountant import shown
 from confide.recipe import Recipe
@@ -27,7 +28,7 @@ pre{background:#fafaf9;border:1px solid #e7e5e4;padding:1rem;overflow:auto;font-
 
 def write_report(folder: Path, recipe: Recipe, summary: dict[str, Any] | None) -> Path:
     """Draw the figures and write the page; an unfinished run gets one too."""
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    records = _records(folder / "metrics.jsonl")
     metric = next((next(iter(r["evaluation"])) for r in records if "evaluation" in r), "metric")
     figures = draw_run(folder, records, metric)
     title = html.escape(recipe.task.kind)
@@ -45,6 +46,14 @@ def write_report(folder: Path, recipe: Recipe, summary: dict[str, Any] | None) -
     path = folder / "report.html"
     write_atomically(path, "\n".join(parts).encode())
     return path
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of the metrics; a run that was killed may have left a part of one at the end."""
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    if not lines:
+        raise UserError(f"{path} has no step in it yet; there is nothing to draw")
+    return [json.loads(line) for line in lines]
 
 
 def _promise(summary: dict[str, Any] | None) -> str:
@@ -68,9 +77,9 @@ def _promise(summary: dict[str, Any] | None) -> str:
 
 
 def _results(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    rows = [(name, f"{value:.5g}") for name, value in summary["metrics"].items()]
+    rows = [(name, _number(value)) for name, value in summary["metrics"].items()]
     rows += [
-        (f"{name}, mean over the last steps", f"{value:.5g}") for name, value in summary["metrics_mean_of_last"].items()
+        (f"{name}, mean over the last steps", _number(value)) for name, value in summary["metrics_mean_of_last"].items()
     ]
     rows += [
         ("central steps", str(summary["steps"])),
@@ -79,6 +88,10 @@ def _results(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("ledger's last hash", summary["ledger_head"]),
     ]
     return rows
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.5g}"
 
 
 def _table(rows: list[tuple[str, str]]) -> str:

@@ -1,0 +1,406 @@
+"""Claims about epsilon: two other libraries and one formula agree, and what has no proof gets no number."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import dp_accounting
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from opacus.accountants import RDPAccountant
+from scipy.optimize import brentq  # type: ignore[import-untyped]
+from scipy.special import log_ndtr  # type: ignore[import-untyped]
+
+from confide.errors import UserError
+from confide.privacy.accountant import Accountant, check_supported, epsilon, noise_multiplier, shown
+from confide.privacy.events import ADD_OR_REMOVE, REPLACE, Event, Sampler
+
+# A property holds on a busy machine as well.
+CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+BOTH: tuple[Accountant, Accountant] = ("pld", "rdp")
+
+
+class Row(NamedTuple):
+    """One published guarantee at delta 1e-9, and what two other libraries say of it."""
+
+    z: float
+    cohort: int
+    population: int
+    steps: int
+    published: float
+    rdp: float
+    pld: float
+
+
+# PFL-ASR Tables 1, 17, 18 and 20 where z is at least 0.3. `rdp` is Opacus 1.6.0 with its own orders (three digits),
+# `pld` is dp-accounting 0.6.0 on a grid of 1e-4, ten times finer than the one of this package.
+PUBLISHED = [
+    Row(1.024, 10_240, 347_530, 2006, 13, 12.6, 11.921),
+    Row(5.12, 51_200, 1_737_650, 2006, 1.6, 1.55, 1.473),
+    Row(0.512, 10_240, 347_530, 2006, 72, 70.3, 66.186),
+    Row(2.56, 51_200, 1_737_650, 2006, 3.5, 3.38, 3.213),
+    Row(0.3072, 10_240, 347_530, 2006, 370, 329, 307.668),
+    Row(1.536, 51_200, 1_737_650, 2006, 6.5, 6.51, 6.175),
+    Row(2.048, 102_400, 3_475_300, 2006, 4.5, 4.44, 4.215),
+    Row(0.512, 51_200, 17_376_500, 2034, 13, 12.7, 11.302),
+    Row(2.048, 204_800, 69_506_000, 2006, 0.75, 0.456, 0.373),
+    Row(0.6144, 204_800, 6_950_600, 2006, 42, 41.9, 39.392),
+    Row(0.6144, 204_800, 69_506_000, 2034, 7.2, 7.22, 6.294),
+    Row(0.6144, 204_800, 695_060_000, 3390, 3.7, 3.7, 2.625),
+    Row(1.024, 204_800, 69_506_000, 2006, 2.1, 1.92, 1.152),
+    Row(1.024, 204_800, 695_060_000, 3390, 1.2, 1.1, 0.133),
+    Row(2.56, 256_000, 1_542_750, 2002, 24, 23.3, 22.327),
+    Row(2.56, 256_000, 15_427_500, 2013, 1.9, 1.85, 1.749),
+    Row(0.768, 256_000, 46_282_500, 1991, 5.5, 5.29, 4.662),
+    Row(0.768, 256_000, 48_112_500, 2068, 5.4, 5.21, 4.579),
+    Row(0.768, 256_000, 1_542_750, 2002, 180, 171, 164.865),
+    Row(0.768, 256_000, 15_427_500, 2013, 14, 13.2, 12.301),
+]
+every_row = pytest.mark.parametrize("row", PUBLISHED, ids=lambda r: f"z{r.z}-q{r.cohort / r.population:.2g}")
+
+
+def event(sampler: Sampler, cohort: int, population: int, z: float) -> Event:
+    return Event(sampler, cohort / population, cohort, population, z, 1.0)
+
+
+def poisson(z: float, rate: float) -> Event:
+    return event("poisson", round(rate * 10_000), 10_000, z)
+
+
+def everyone(z: float) -> Event:
+    return event("everyone", 1000, 1000, z)
+
+
+def of_row(row: Row, accountant: Accountant) -> float:
+    return epsilon([event("poisson", row.cohort, row.population, row.z)] * row.steps, 1e-9, accountant)
+
+
+def opacus(z: float, rate: float, steps: int, delta: float) -> float:
+    other = RDPAccountant()
+    other.history = [(z, rate, steps)]
+    return float(other.get_epsilon(delta))
+
+
+def exact_gaussian(sigma: float, delta: float) -> float:
+    """Balle and Wang 2018, Theorem 8: delta = P(a - e s) - exp(e) P(-a - e s) with a = 1 / (2 s)."""
+
+    def excess(e: float) -> float:
+        first, second = log_ndtr(0.5 / sigma - e * sigma), e + log_ndtr(-0.5 / sigma - e * sigma)
+        return float(math.exp(first) - math.exp(second)) - delta
+
+    return float(brentq(excess, 0.0, 1e4, xtol=1e-12, rtol=1e-12))
+
+
+# Against other libraries, published figures and the closed form
+
+
+def test_rdp_gives_the_known_value() -> None:
+    assert epsilon([poisson(1.5, 0.04)] * 2250, 1e-5, "rdp") == pytest.approx(7.329, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("z", "rate", "steps", "delta"),
+    [
+        (1.5, 0.04, 2250, 1e-5),
+        (1.0, 0.01, 1000, 1e-5),
+        (0.8, 0.05, 200, 1e-6),
+        (4.0, 0.2, 500, 1e-5),
+        (1.1, 0.0064, 14_062, 1e-5),
+        (0.6, 0.001, 50, 1e-9),
+        (20.0, 0.5, 3000, 1e-7),
+    ],
+)
+def test_rdp_agrees_with_opacus(z: float, rate: float, steps: int, delta: float) -> None:
+    # dp-accounting tries larger orders as well, so it may be a little below Opacus.
+    ours, theirs = epsilon([poisson(z, rate)] * steps, delta, "rdp"), opacus(z, rate, steps, delta)
+    assert 0.98 * theirs < ours < 1.001 * theirs
+
+
+@every_row
+def test_rdp_agrees_with_opacus_on_the_published_rows(row: Row) -> None:
+    # The figures have three digits; more orders than Opacus tries can only lower the bound, and not by much.
+    assert 0.97 * row.rdp < of_row(row, "rdp") < 1.01 * row.rdp
+
+
+@every_row
+def test_pld_agrees_with_the_finer_grid_on_the_published_rows(row: Row) -> None:
+    ours = of_row(row, "pld")
+    assert ours == pytest.approx(row.pld, rel=0.02)
+    assert ours > row.pld - 6e-4, "a coarser grid can only raise the bound; the golden value has three decimals"
+
+
+@every_row
+@pytest.mark.parametrize("accountant", BOTH)
+def test_epsilon_is_never_above_the_published_one(row: Row, accountant: Accountant) -> None:
+    two_digits = 10 ** (math.floor(math.log10(row.published)) - 1)
+    assert of_row(row, accountant) < row.published + two_digits
+
+
+@every_row
+def test_pld_is_never_above_rdp_on_the_published_rows(row: Row) -> None:
+    assert of_row(row, "pld") < of_row(row, "rdp")
+
+
+@settings(CALM, max_examples=5)
+@given(z=st.floats(0.5, 4), rate=st.floats(0.005, 0.5), steps=st.integers(1, 300))
+def test_pld_is_never_above_rdp(z: float, rate: float, steps: int) -> None:
+    events = [poisson(z, rate)] * steps
+    assert epsilon(events, 1e-5, "pld") <= epsilon(events, 1e-5, "rdp")
+
+
+@settings(CALM, max_examples=25)
+@given(per_step=st.floats(0.3, 20), steps=st.integers(1, 2000), delta=st.sampled_from([1e-4, 1e-6, 1e-9]))
+def test_full_participation_is_bounded_by_the_exact_gaussian_formula(per_step: float, steps: int, delta: float) -> None:
+    """T Gaussians of scale z are one of scale z / sqrt(T); both accountants are above it, and not far."""
+    z = per_step * math.sqrt(steps)
+    exact = exact_gaussian(per_step, delta)
+    assert exact == pytest.approx(dp_accounting.get_epsilon_gaussian(per_step, delta), rel=1e-6)
+    assert exact <= epsilon([everyone(z)] * steps, delta, "rdp") < 1.35 * exact + 0.05
+
+
+@pytest.mark.parametrize(("z", "steps", "delta"), [(1.0, 1, 1e-5), (5.0, 10, 1e-5), (50.0, 500, 1e-6), (0.7, 3, 1e-9)])
+def test_pld_of_full_participation_is_the_exact_gaussian(z: float, steps: int, delta: float) -> None:
+    exact = exact_gaussian(z / math.sqrt(steps), delta)
+    assert exact * (1 - 1e-6) <= epsilon([everyone(z)] * steps, delta, "pld") < 1.01 * exact
+
+
+def test_poisson_with_rate_one_costs_as_much_as_full_participation() -> None:
+    for accountant in BOTH:
+        sampled = epsilon([event("poisson", 50, 50, 3.0)] * 20, 1e-5, accountant)
+        assert sampled == pytest.approx(epsilon([everyone(3.0)] * 20, 1e-5, accountant), rel=1e-3)
+
+
+# More of what costs, costs more
+
+
+accountants = st.sampled_from(BOTH)
+multipliers, rates, lengths = st.floats(0.4, 6), st.floats(0.002, 0.9), st.integers(1, 400)
+
+
+@settings(CALM, max_examples=6)
+@given(z=multipliers, rate=rates, steps=lengths, more=st.integers(1, 400), accountant=accountants)
+def test_epsilon_grows_with_the_steps(z: float, rate: float, steps: int, more: int, accountant: Accountant) -> None:
+    fewer = epsilon([poisson(z, rate)] * steps, 1e-5, accountant)
+    assert fewer <= epsilon([poisson(z, rate)] * (steps + more), 1e-5, accountant)
+
+
+@settings(CALM, max_examples=6)
+@given(z=multipliers, factor=st.floats(1.05, 3), rate=rates, steps=lengths, accountant=accountants)
+def test_epsilon_falls_with_the_noise(z: float, factor: float, rate: float, steps: int, accountant: Accountant) -> None:
+    noisier = epsilon([poisson(z * factor, rate)] * steps, 1e-5, accountant)
+    assert noisier <= epsilon([poisson(z, rate)] * steps, 1e-5, accountant)
+
+
+@settings(CALM, max_examples=6)
+@given(z=multipliers, rate=st.floats(0.002, 0.45), factor=st.floats(1.1, 2), steps=lengths, accountant=accountants)
+def test_epsilon_grows_with_the_rate(z: float, rate: float, factor: float, steps: int, accountant: Accountant) -> None:
+    rarer = epsilon([poisson(z, rate)] * steps, 1e-5, accountant)
+    assert rarer <= epsilon([poisson(z, rate * factor)] * steps, 1e-5, accountant)
+
+
+@pytest.mark.parametrize("accountant", BOTH)
+def test_epsilon_falls_as_delta_grows(accountant: Accountant) -> None:
+    spent = [epsilon([poisson(1.0, 0.1)] * 50, delta, accountant) for delta in (1e-9, 1e-7, 1e-5, 1e-3)]
+    assert spent == sorted(spent, reverse=True)
+    assert len(set(spent)) == len(spent)
+
+
+# Composition
+
+
+@pytest.mark.parametrize("accountant", BOTH)
+def test_composition_ignores_order_and_what_does_not_decide_the_loss(accountant: Accountant) -> None:
+    quiet, loud = poisson(1.0, 0.1), poisson(2.0, 0.1)
+    in_turn = epsilon([quiet, loud] * 10, 1e-5, accountant)
+    assert epsilon([loud] * 10 + [quiet] * 10, 1e-5, accountant) == in_turn
+    other_units = [Event(e.sampler, e.rate, e.cohort, e.population, e.noise_multiplier, 7.5) for e in [quiet, loud]]
+    assert epsilon([quiet, loud] * 5 + other_units * 5, 1e-5, accountant) == in_turn
+
+
+@pytest.mark.parametrize("accountant", BOTH)
+def test_a_mixed_composition_lies_between_its_parts(accountant: Accountant) -> None:
+    quiet, loud = poisson(1.0, 0.1), poisson(2.0, 0.1)
+    mixed = epsilon([quiet] * 10 + [loud] * 10, 1e-5, accountant)
+    assert epsilon([loud] * 20, 1e-5, accountant) < mixed < epsilon([quiet] * 20, 1e-5, accountant)
+
+
+@pytest.mark.parametrize("accountant", BOTH)
+def test_nothing_released_costs_nothing(accountant: Accountant) -> None:
+    assert epsilon([], 1e-5, accountant) == 0.0
+
+
+@pytest.mark.parametrize("accountant", BOTH)
+def test_a_release_without_noise_has_no_guarantee(accountant: Accountant) -> None:
+    bare = event("poisson", 10, 100, 0.0)
+    assert epsilon([bare], 1e-5, accountant) == math.inf
+    assert epsilon([event("poisson", 10, 100, 5.0)] * 9 + [bare], 1e-5, accountant) == math.inf
+
+
+# Cohorts of fixed size
+
+
+def test_fixed_size_costs_more_than_poisson_at_the_same_rate_and_noise() -> None:
+    """Replacing a user moves the sum by twice the bound, which no sampling makes up for."""
+    for z, cohort, steps in [(1.0, 50, 100), (4.0, 200, 50)]:
+        sampled = epsilon([event("poisson", cohort, 1000, z)] * steps, 1e-5, "rdp")
+        assert epsilon([event("fixed", cohort, 1000, z)] * steps, 1e-5, "rdp") > 1.5 * sampled
+
+
+def test_fixed_size_without_amplification_is_a_gaussian_of_half_the_noise() -> None:
+    whole = epsilon([event("fixed", 1000, 1000, 8.0)] * 10, 1e-5, "rdp")
+    assert whole == pytest.approx(epsilon([everyone(4.0)] * 10, 1e-5, "rdp"), rel=1e-9)
+
+
+def test_fixed_size_gains_from_sampling() -> None:
+    spent = [epsilon([event("fixed", cohort, 1000, 8.0)] * 10, 1e-5, "rdp") for cohort in (20, 200, 1000)]
+    assert spent[0] < spent[1] < spent[2]
+
+
+def test_fixed_size_refuses_pld() -> None:
+    with pytest.raises(UserError, match="no proof for a cohort of fixed size"):
+        check_supported(event("fixed", 10, 100, 1.0), "pld")
+    with pytest.raises((UserError, dp_accounting.UnsupportedEventError)):
+        epsilon([event("fixed", 10, 100, 1.0)], 1e-5, "pld")
+
+
+@pytest.mark.parametrize("sampler", ["poisson", "everyone"])
+@pytest.mark.parametrize("accountant", BOTH)
+def test_what_has_a_proof_is_supported(sampler: Sampler, accountant: Accountant) -> None:
+    check_supported(event(sampler, 100, 100, 1.0), accountant)
+    check_supported(event("fixed", 10, 100, 1.0), "rdp")
+
+
+@pytest.mark.parametrize("accountant", BOTH)
+def test_different_adjacencies_are_not_composed(accountant: Accountant) -> None:
+    assert event("poisson", 10, 100, 1.0).adjacency == everyone(1.0).adjacency == ADD_OR_REMOVE
+    assert event("fixed", 10, 100, 1.0).adjacency == REPLACE
+    with pytest.raises(UserError, match="different adjacency"):
+        epsilon([event("poisson", 10, 100, 1.0), event("fixed", 10, 100, 1.0)], 1e-5, accountant)
+
+
+# Calibration
+
+
+@pytest.mark.parametrize(
+    ("sampler", "cohort", "accountant", "target", "steps"),
+    [
+        ("poisson", 50, "pld", 5.0, 100),
+        ("poisson", 50, "pld", 2.0, 20),
+        ("poisson", 50, "rdp", 5.0, 100),
+        ("everyone", 1000, "pld", 5.0, 100),
+        ("everyone", 1000, "rdp", 1.5, 500),
+        ("fixed", 50, "rdp", 5.0, 20),
+    ],
+)
+def test_calibrated_noise_meets_its_target_and_hardly_more(
+    sampler: Sampler, cohort: int, accountant: Accountant, target: float, steps: int
+) -> None:
+    z = noise_multiplier(target, 1e-5, steps, accountant, event(sampler, cohort, 1000, 0.0))
+    spent = epsilon([event(sampler, cohort, 1000, z)] * steps, 1e-5, accountant)
+    assert 0.999 * target < spent <= target
+
+
+def test_calibration_of_the_plain_gaussian_is_the_exact_one() -> None:
+    z = noise_multiplier(5.0, 1e-6, 25, "pld", everyone(0.0))
+    assert exact_gaussian(z / math.sqrt(25), 1e-6) == pytest.approx(5.0, rel=2e-3)
+
+
+def test_a_target_out_of_reach_is_refused() -> None:
+    with pytest.raises(UserError, match=r"target_epsilon=1e-09 cannot be reached"):
+        noise_multiplier(1e-9, 1e-12, 1000, "rdp", everyone(0.0))
+
+
+# For people
+
+
+@CALM
+@given(st.floats(1e-9, 1e9))
+def test_the_epsilon_that_people_read_is_rounded_up(value: float) -> None:
+    assert value <= float(shown(value)) < 1.0011 * value
+    assert len(shown(value).split("e")[0].replace(".", "").strip("0")) <= 4
+
+
+def test_no_guarantee_is_not_a_number() -> None:
+    assert [shown(value) for value in (None, math.inf, 0.0)] == ["none", "none", "0"]
+    assert [shown(value) for value in (5.0, 4.99901, 0.1329001, 12.0)] == ["5", "5", "0.133", "12"]
+
+
+# Events as JSON
+
+
+WHOLE = event("poisson", 10, 100, 1.5).to_json()
+
+
+@CALM
+@given(
+    sampler=st.sampled_from(["poisson", "fixed", "everyone"]),
+    rate=st.floats(0, 1, exclude_min=True),
+    population=st.integers(1, 10**9),
+    share=st.floats(1e-6, 1),
+    z=st.floats(0, 1e9),
+    sensitivity=st.floats(1e-12, 1e12),
+)
+def test_an_event_survives_json(
+    sampler: Sampler, rate: float, population: int, share: float, z: float, sensitivity: float
+) -> None:
+    written = Event(sampler, rate, population * share, population, z, sensitivity)
+    assert Event.from_json(written.to_json()) == written
+
+
+def test_a_release_without_a_bound_survives_json() -> None:
+    written = Event("poisson", 0.1, 10, 100, 0.0, None)
+    assert Event.from_json(written.to_json()) == written
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sampler": "shuffled"},
+        {"sampler": None},
+        {"sampler": ["poisson"]},
+        {"rate": 0.0},
+        {"rate": -0.1},
+        {"rate": 1.01},
+        {"rate": math.nan},
+        {"rate": "0.1"},
+        {"rate": None},
+        {"cohort": 0},
+        {"cohort": 101},
+        {"cohort": math.nan},
+        {"population": 0},
+        {"population": math.inf},
+        {"noise_multiplier": -1.0},
+        {"noise_multiplier": math.nan},
+        {"noise_multiplier": math.inf},
+        {"noise_multiplier": None},
+        {"sensitivity": math.nan},
+        {"sensitivity": math.inf},
+        {"sensitivity": -1.0},
+        {"sensitivity": ""},
+        {"epsilon": 0.1},
+    ],
+    ids=str,
+)
+def test_an_event_with_a_wrong_value_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="not one that the accountant knows"):
+        Event.from_json({**WHOLE, **change})
+
+
+@pytest.mark.parametrize("key", sorted(WHOLE))
+def test_an_event_that_lacks_a_key_is_refused(key: str) -> None:
+    with pytest.raises(UserError, match="not one that the accountant knows"):
+        Event.from_json({k: v for k, v in WHOLE.items() if k != key})
+
+
+@pytest.mark.parametrize("document", [None, [], "poisson", 3, {}], ids=repr)
+def test_what_is_no_event_is_refused(document: object) -> None:
+    with pytest.raises(UserError, match="not one that the accountant knows"):
+        Event.from_json(document)
+
+
+@pytest.mark.parametrize("accountant", BOTH)
+def test_noise_for_an_unbounded_sum_is_no_guarantee(accountant: Accountant) -> None:
+    """z is measured in a bound that is not there; `Plan.noise` adds none to such a release."""
+    assert epsilon([Event("poisson", 0.1, 10, 100, 1.5, None)], 1e-5, accountant) == math.inf
