@@ -6,9 +6,12 @@ import os
 from pathlib import Path
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Temporary file beside the target, fsync, rename, fsync of the folder."""
-    temporary = path.with_name(path.name + ".tmp")
+def write_atomically(path: Path, content: bytes, suffix: str = ".tmp") -> None:
+    """Temporary file beside the target, fsync, rename, fsync of the folder.
+
+    Where several processes may write the same file, each needs a suffix of its own.
+    """
+    temporary = path.with_name(path.name + suffix)
     try:
         with temporary.open("wb") as file:
             file.write(content)

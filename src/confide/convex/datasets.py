@@ -15,7 +15,6 @@ import hashlib
 import math
 import os
 import sys
-import tempfile
 import time
 import zlib
 from collections.abc import Callable
@@ -32,6 +31,7 @@ from torch import Tensor
 
 from confide.convex import efficientnet
 from confide.errors import UserError
+from confide.files import write_atomically
 
 Name = Literal["digits", "fashion-mnist", "cifar10"]
 Say = Callable[[str], None]
@@ -389,32 +389,9 @@ def _make_folder(folder: Path) -> None:
 def _write_cache(path: Path, features: Tensor) -> None:
     content = save({"features": features}, metadata={"sha256": _checksum(features)})
     try:
-        _write_atomically(path, content)
+        write_atomically(path, content, f".{os.getpid()}.tmp")
     except OSError as error:
         raise UserError(
             f"cannot write the features of CIFAR-10 to {path} ({error.strerror}); expected a writable folder "
             f"with {len(content) / 1e6:.0f} MB free: set the environment variable {_CACHE_ENV} to another one"
         ) from error
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    """After a stop at any moment, `path` is either absent or old or complete."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
