@@ -11,6 +11,7 @@ import fcntl
 import json
 import math
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -170,37 +171,54 @@ def _open_ledger(folder: Path, wanted: Recipe, header: dict[str, Any]) -> Ledger
 
 def _go_on(folder: Path, loop: Loop, state: State, quiet: bool) -> dict[str, Any]:
     """The central steps that are left, with everything recorded, and then the results."""
-    from torch.utils.tensorboard import SummaryWriter
-
     steps, settings = loop.recipe.run.steps, loop.recipe.run
     _save(folder, loop, state)
     _cut_metrics(folder / METRICS, state.step)
-    board = SummaryWriter(str(folder), purge_step=state.step + 1)
-    try:
-        with (
-            (folder / METRICS).open("a") as metrics,
-            Reporter(loop.task.name, steps, state.step, quiet) as reporter,
-            stop_on_signal() as stop,
-        ):
-            note = ""
-            while state.step < steps:
-                record = loop.step(state)
-                record["epsilon"] = finite(loop.plan.epsilon_so_far(loop.ledger.count))
-                if loop.wants_evaluation(state):
-                    record["evaluation"] = loop.evaluate(state)
-                    note = f"{loop.task.metric} {record['evaluation'][loop.task.metric]:.4g}"
-                _write_record(metrics, board, record)
-                reporter.advance(f"{note} {_epsilon_text(record['epsilon'])}".strip())
-                if state.step % settings.checkpoint_every == 0 or stop.asked:
-                    os.fsync(metrics.fileno())
-                    _save(folder, loop, state)
-                if stop.asked and state.step < steps:
-                    raise Stopped(f"stopped after step {state.step} of {steps}; go on with `confide resume {folder}`")
-            os.fsync(metrics.fileno())
-    finally:
-        board.close()
+    with (
+        _events(folder, state.step + 1) as board,
+        (folder / METRICS).open("a") as metrics,
+        Reporter(loop.task.name, steps, state.step, quiet) as reporter,
+        stop_on_signal() as stop,
+    ):
+        note = ""
+        while state.step < steps:
+            record = loop.step(state)
+            record["epsilon"] = finite(loop.plan.epsilon_so_far(loop.ledger.count))
+            if loop.wants_evaluation(state):
+                record["evaluation"] = loop.evaluate(state)
+                note = f"{loop.task.metric} {record['evaluation'][loop.task.metric]:.4g}"
+            _write_record(metrics, board, record)
+            reporter.advance(f"{note} {_epsilon_text(record['epsilon'])}".strip())
+            if state.step % settings.checkpoint_every == 0 or stop.asked:
+                os.fsync(metrics.fileno())
+                _save(folder, loop, state)
+            if stop.asked and state.step < steps:
+                raise Stopped(f"stopped after step {state.step} of {steps}; go on with `confide resume {folder}`")
+        os.fsync(metrics.fileno())
     _save(folder, loop, state)
     return _finish(folder, loop, state)
+
+
+@contextmanager
+def _events(folder: Path, first_step: int) -> Iterator[Any]:
+    """TensorBoard's writer. Its thread meets a full disk too and would print a traceback beside our own message."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    before = threading.excepthook
+
+    def hook(problem: threading.ExceptHookArgs) -> None:
+        if not isinstance(problem.exc_value, OSError):
+            before(problem)
+
+    threading.excepthook = hook
+    try:
+        board = SummaryWriter(str(folder), purge_step=first_step)
+        try:
+            yield board
+        finally:
+            board.close()
+    finally:
+        threading.excepthook = before
 
 
 def _save(folder: Path, loop: Loop, state: State) -> None:

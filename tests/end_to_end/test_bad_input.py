@@ -376,8 +376,9 @@ def small_disk(place: Path, size: str) -> Iterator[None]:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux") or os.geteuid() != 0, reason="needs to mount a file system")
-def test_a_really_full_disk_is_one_message_without_a_traceback(tiny: str, tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", "24k"):
+@pytest.mark.parametrize("size", ["12k", "24k"], ids=["before the first event", "while training"])
+def test_a_really_full_disk_is_one_message_without_a_traceback(size: str, tiny: str, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", size):
         out = tmp_path / "disk" / "run"
         words = [sys.executable, "-m", "confide", "train", tiny, "--out", str(out), "--json"]
         ended = subprocess.run(words, capture_output=True, text=True, timeout=120)

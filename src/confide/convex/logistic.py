@@ -161,10 +161,10 @@ def dual_updates(
             step.add_(dual, alpha=decay)
             length = _norms(weight, bias, central_logits, gram, step, pull.flatten()).norm(dim=1)
             factor = torch.clamp(local.gradient_clip / length, max=1.0).to(features.dtype)[:, None, None]
-            dual.sub_(step.mul_(factor), alpha=rate)
+            dual.sub_(step.mul_(factor).mul_(rate))
             share = share - rate * factor * pull
         else:
-            dual.mul_(1.0 - rate * decay).sub_(step, alpha=rate)
+            dual.mul_(1.0 - rate * decay).sub_(step.mul_(rate))
             share = share - rate * pull
     # The update is W_0 - W_E = (1 - c) W_0 - A' X.
     scale = 1.0 / rate if local.divide_by_learning_rate else 1.0

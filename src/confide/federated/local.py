@@ -99,7 +99,7 @@ class PlainTrainer:
                     gradient.add_(self.theta - central, alpha=local.proximal)
                 if local.gradient_clip is not None:
                     gradient.mul_(min(1.0, local.gradient_clip / max(float(gradient.norm()), 1e-30)))
-                self.theta.add_(gradient, alpha=-rate)
+                self.theta.sub_(gradient.mul_(rate))
         with torch.no_grad():
             torch.sub(central, self.theta, out=self.delta)
             if local.divide_by_learning_rate:

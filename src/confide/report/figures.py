@@ -161,7 +161,7 @@ def _heat(
 def draw_run(folder: Path, records: list[dict[str, Any]], metric: str) -> list[tuple[Path, str]]:
     """The curves of one run, each with the sentence that says what it shows."""
     steps = [r["step"] for r in records]
-    evaluated = [(r["step"], r["evaluation"]) for r in records if "evaluation" in r]
+    evaluated = [(r["step"], r["evaluation"]) for r in records if r.get("evaluation", {}).get(metric) is not None]
     drawn: list[tuple[Path, str]] = []
 
     def curve(

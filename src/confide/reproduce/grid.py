@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from confide import __version__
-from confide.errors import Stopped
+from confide.errors import Stopped, UserError
 from confide.federated.task import Task
 from confide.files import write_atomically
 from confide.progress import Reporter, stop_on_signal
@@ -108,9 +108,12 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
     done: dict[str, dict[str, Any]] = {}
     if path.exists():
         whole, _, torn = path.read_bytes().rpartition(b"\n")
-        for line in whole.splitlines():
-            document = json.loads(line)
-            done[document["cell"]] = document["value"]
+        for number, line in enumerate(whole.splitlines(), start=1):
+            try:
+                document = json.loads(line)
+                done[document["cell"]] = document["value"]
+            except (ValueError, KeyError, TypeError):
+                raise UserError(f"{path}, line {number}: not a finished cell; remove the line or the file") from None
         if torn:
             write_atomically(path, whole + b"\n" if whole else b"")
     return done
