@@ -21,7 +21,7 @@ from confide.privacy.events import Event, Sampler
 from confide.privacy.sampling import Sampling, draw_cohort, sampler_of
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
-CURVE_POINTS = 25
+CURVE_POINTS = 10
 
 
 class Privacy(BaseModel):
