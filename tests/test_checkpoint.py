@@ -23,6 +23,8 @@ def a_state(step: int = 4) -> State:
         torch.linspace(-1, 1, 3, dtype=torch.float64) * step,
         {"first_moment/w": torch.full((2,), 0.5)},
         {"sum": torch.ones(2, dtype=torch.float64)},
+        {"ring": torch.arange(6.0).view(2, 3), "step": torch.tensor(4)},
+        torch.tensor([0.5, 0.25], dtype=torch.float64),
         12.25,
         [{"accuracy": 0.75}, {"accuracy": 0.8125}],
     )
@@ -33,12 +35,17 @@ def save(folder: Path, state: State) -> Path:
     return folder / checkpoint.FILE
 
 
+def _tensors(state: State) -> dict[str, torch.Tensor]:
+    assert state.bounds is not None
+    return {"parameters": state.parameters, "bounds": state.bounds}
+
+
 def same(one: checkpoint.Saved, other: checkpoint.Saved) -> bool:
     a, b = one.state, other.state
     about = (one.recipe_digest, one.ledger_count, one.ledger_head, a.step, a.seconds, a.recent)
     return about == (other.recipe_digest, other.ledger_count, other.ledger_head, b.step, b.seconds, b.recent) and all(
         x.keys() == y.keys() and all(x[n].dtype == y[n].dtype and torch.equal(x[n], y[n]) for n in x)
-        for x, y in (({"": a.parameters}, {"": b.parameters}), (a.optimiser, b.optimiser), (a.final, b.final))
+        for x, y in ((_tensors(a), _tensors(b)), (a.optimiser, b.optimiser), (a.final, b.final), (a.noise, b.noise))
     )
 
 

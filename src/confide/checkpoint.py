@@ -28,6 +28,10 @@ class State:
     optimiser: dict[str, Tensor]
     final: dict[str, Tensor] = field(default_factory=dict)
     """What the final model is made of: a sum of the last iterates, or the chosen one."""
+    noise: dict[str, Tensor] = field(default_factory=dict)
+    """What noise that is correlated over steps has to remember."""
+    bounds: Tensor | None = None
+    """The bounds of the users' updates, where they adapt."""
     seconds: float = 0.0
     recent: list[dict[str, float]] = field(default_factory=list)
     """The evaluations of the last steps, whose mean the summary reports."""
@@ -39,6 +43,9 @@ def save(folder: Path, state: State, recipe_digest: str, ledger_count: int, ledg
     tensors = {"parameters": state.parameters}
     tensors |= {f"optimiser/{name}": t for name, t in state.optimiser.items()}
     tensors |= {f"final/{name}": t for name, t in state.final.items()}
+    tensors |= {f"noise/{name}": t for name, t in state.noise.items()}
+    if state.bounds is not None:
+        tensors["bounds"] = state.bounds
     about = {
         "step": state.step,
         "seconds": state.seconds,
@@ -71,6 +78,7 @@ def load(folder: Path) -> Saved:
             raise ValueError("its digest does not match its content")
         about, tensors = json.loads(header["confide"]), deserialise(content)
         state = State(about["step"], tensors["parameters"], _under(tensors, "optimiser/"), _under(tensors, "final/"))
+        state.noise, state.bounds = _under(tensors, "noise/"), tensors.get("bounds")
         state.seconds, state.recent = about["seconds"], about["recent"]
         return Saved(state, about["recipe"], about["ledger_count"], about["ledger_head"])
     except FileNotFoundError:

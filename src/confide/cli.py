@@ -25,6 +25,7 @@ Start here:
   confide recipe list                            what can be run
   confide train convex/digits --out runs/digits  run it (about 10 s)
   confide ledger runs/digits                     what privacy it spent
+  confide audit convex/digits                    try to disprove the guarantee
   confide reproduce norm/table1                  a paper's table beside ours
 """,
 )
@@ -94,6 +95,46 @@ def ledger(run: Folder, as_json: Json = False) -> None:
     )
     if not found["for_release"]:
         print("the noise was seeded: repeatable, for research; not for a release to others")
+
+
+@app.command()
+def audit(
+    recipe: Annotated[str, typer.Argument(help="Name of a shipped recipe or path of a YAML file, with a guarantee.")],
+    set_: Sets = None,
+    canaries: Annotated[
+        int, typer.Option(min=10, help="Users that are planted. More can prove a larger epsilon.")
+    ] = 1000,
+    as_json: Json = False,
+) -> None:
+    """Try to disprove a recipe's guarantee: plant canary users, train once, and bound epsilon from below.
+
+    The method is one-run auditing (Steinke, Nasr, Jagielski 2023). A lower bound above the claimed epsilon proves a
+    defect, at 95 % confidence, and the command fails. A lower bound below it proves nothing: the guarantee rests on the
+    accounting, and the audit is a smoke alarm for it.
+
+    Example: `confide audit convex/digits --set privacy.target_epsilon=3`
+    """
+    from confide import audit as auditing
+    from confide.progress import Reporter
+    from confide.recipe import load
+
+    wanted = load(recipe, set_ or [])
+    with Reporter(f"audit of {recipe}", wanted.run.steps, 0, as_json) as reporter:
+        found = auditing.audit(wanted, canaries, lambda step: reporter.advance(""))
+    if as_json:
+        _print_json(found.to_json())
+    else:
+        best = found.findings[0]
+        print(
+            f"claimed: epsilon at most {found.claimed:.3f} at delta {found.delta:g}\n"
+            f"audited: epsilon at least {found.lower_bound:.3f} at {found.confidence:.0%} confidence, from one run "
+            f"with {found.canaries} canaries ({best.right} of {best.guesses} guesses right)\n"
+            f"with every guess right, {found.best_possible:.2f} would have been shown"
+            + ("" if found.best_possible > found.claimed else ": too few canaries to disprove the claim")
+        )
+    if not found.passed:
+        print("THE AUDIT FAILED: this run gave away more than it claims. Do not release it", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -99,7 +99,7 @@ def check_ledger(folder: Path) -> dict[str, Any]:
         saved = checkpoint.load(folder)
         _check_tail(folder, book, saved.ledger_count, saved.ledger_head)
     delta, kind = book.header.get("delta"), book.header.get("accountant", "pld")
-    events = [entry.event for entry in book.entries]
+    events = book.charged()
     spent = accountant.epsilon(events, delta, kind) if delta is not None else math.inf
     return {
         "epsilon": finite(spent if events else 0.0),
@@ -171,7 +171,9 @@ def _open_ledger(folder: Path, wanted: Recipe, header: dict[str, Any]) -> Ledger
 
 def _go_on(folder: Path, loop: Loop, state: State, quiet: bool) -> dict[str, Any]:
     """The central steps that are left, with everything recorded, and then the results."""
-    steps, settings = loop.recipe.run.steps, loop.recipe.run
+    steps = loop.recipe.run.steps
+    # A step whose noise cannot be drawn again costs anew when it is repeated, so none should have to be.
+    every = loop.recipe.run.checkpoint_every if loop.plan.source.repeatable else 1
     _save(folder, loop, state)
     _cut_metrics(folder / METRICS, state.step)
     with (
@@ -183,13 +185,13 @@ def _go_on(folder: Path, loop: Loop, state: State, quiet: bool) -> dict[str, Any
         note = ""
         while state.step < steps:
             record = loop.step(state)
-            record["epsilon"] = finite(loop.plan.epsilon_so_far(loop.ledger.count))
+            record["epsilon"] = finite(loop.plan.epsilon_so_far(loop.charges))
             if loop.wants_evaluation(state):
                 record["evaluation"] = loop.evaluate(state)
                 note = f"{loop.task.metric} {record['evaluation'][loop.task.metric]:.4g}"
             _write_record(metrics, board, record)
             reporter.advance(f"{note} {_epsilon_text(record['epsilon'])}".strip())
-            if state.step % settings.checkpoint_every == 0 or stop.asked:
+            if state.step % every == 0 or stop.asked:
                 os.fsync(metrics.fileno())
                 _save(folder, loop, state)
             if stop.asked and state.step < steps:
@@ -244,6 +246,8 @@ def _finish(folder: Path, loop: Loop, state: State) -> dict[str, Any]:
         "noise_source": spent["noise_source"],
         "for_release": spent["for_release"],
         "releases": spent["releases"],
+        "mechanism": loop.recipe.privacy.mechanism,
+        "trust": loop.recipe.privacy.trust,
         "sampler": loop.plan.sampler,
         "noise_multiplier": loop.plan.event.noise_multiplier,
         "cohort": loop.plan.cohort_size,

@@ -290,6 +290,9 @@ def _resolve(node: Any, document: Any, given: Any) -> Any:
         mapping = node["discriminator"]["mapping"]
         kind = given.get("kind") if isinstance(given, dict) else None
         node = {"$ref": mapping.get(kind, next(iter(mapping.values())))}
+    sections = [option for option in node.get("anyOf", []) if "$ref" in option]
+    if len(sections) == 1:  # a section that may be left out
+        node = sections[0]
     if "$ref" in node:
         node = document["$defs"][node["$ref"].rsplit("/", 1)[1]]
     return node
@@ -309,6 +312,7 @@ def _check_local(local: LocalTraining) -> list[str]:
 def _check_noise(privacy: Privacy, bounding: Bounding) -> list[str]:
     given = [n for n in ("target_epsilon", "noise_multiplier", "noise_scale") if getattr(privacy, n) is not None]
     if privacy.mechanism == "none":
+        given += ["trust"] if privacy.trust == "local" else []
         return [f"privacy.{n}: has no meaning with privacy.mechanism=none; use mechanism: gaussian" for n in given]
     problems = []
     if len(given) != 1:
@@ -329,6 +333,8 @@ def _check_bound(bounding: Bounding) -> list[str]:
     problems = []
     if bounding.rule != "none" and bounding.bound is None:
         problems.append(f"bounding.bound: required with rule {bounding.rule}, a number above 0")
+    if bounding.adaptive is not None and bounding.rule not in ("clip", "per_layer_clip"):
+        problems.append(f"bounding.adaptive: only clip and per_layer_clip can follow a quantile, not {bounding.rule}")
     if bounding.layer_weights and not (bounding.per_layer and bounding.split == "weighted"):
         problems.append("bounding.layer_weights: only used by the per-layer rules with split: weighted")
     return problems
@@ -346,11 +352,48 @@ def _check_cohort(task: Any, sampling: Sampling) -> list[str]:
 
 def _check_sampler(task: Any, sampling: Sampling, privacy: Privacy) -> list[str]:
     full = sampling.cohort == getattr(task, "users", None)
-    if privacy.mechanism == "gaussian" and privacy.accountant == "pld" and sampling.kind == "fixed" and not full:
-        return [
+    problems = []
+    if (
+        privacy.mechanism == "gaussian"
+        and privacy.accountant == "pld"
+        and privacy.trust == "central"
+        and sampling.kind == "fixed"
+        and not full
+    ):
+        problems.append(
             "privacy.accountant=pld: has no proof for cohorts of fixed size; "
             "use accountant: rdp, or sampling.kind: poisson"
-        ]
+        )
+    if privacy.mechanism == "gaussian" and privacy.trust == "central" and sampling.kind == "cyclic":
+        problems.append(
+            "sampling.kind=cyclic: independent noise gains nothing from a schedule; "
+            "use privacy.mechanism: banded (bands: 1 is independent noise), or sampling.kind: poisson"
+        )
+    return problems
+
+
+def _check_banded(sampling: Sampling, privacy: Privacy, bounding: Bounding) -> list[str]:
+    if privacy.mechanism != "banded":
+        return ["privacy.bands: only used with privacy.mechanism: banded"] if privacy.bands is not None else []
+    problems = []
+    if sampling.kind != "cyclic":
+        problems.append(
+            f"sampling.kind={sampling.kind}: privacy.mechanism=banded needs a user's turns to be far apart; "
+            "use sampling.kind: cyclic"
+        )
+    for name, bad in (("trust", "local"), ("source", "system"), ("placement", "client")):
+        if getattr(privacy, name) == bad:
+            problems.append(f"privacy.{name}={bad}: cannot be combined with privacy.mechanism: banded")
+    if privacy.noise_scale is not None:
+        problems.append("privacy.noise_scale: not defined for banded noise; give noise_multiplier or target_epsilon")
+    if bounding.adaptive is not None:
+        problems.append("bounding.adaptive: banded noise is made for one bound; leave it out")
+    return problems
+
+
+def _check_local_trust(privacy: Privacy, bounding: Bounding) -> list[str]:
+    if privacy.trust == "local" and bounding.adaptive is not None:
+        return ["bounding.adaptive: its counts are noised by the server; it cannot be used with privacy.trust: local"]
     return []
 
 
@@ -378,6 +421,8 @@ _CHECKS: list[tuple[tuple[str, ...], Callable[..., list[str]]]] = [
     (("privacy", "bounding"), _check_noise),
     (("task", "sampling"), _check_cohort),
     (("task", "sampling", "privacy"), _check_sampler),
+    (("sampling", "privacy", "bounding"), _check_banded),
+    (("privacy", "bounding"), _check_local_trust),
     (("final", "evaluation", "run"), _check_lengths),
     (("task", "users"), _check_weights),
 ]

@@ -24,10 +24,11 @@ from confide.engines.engine import Engine, InProcess
 from confide.engines.processes import Processes
 from confide.errors import UserError
 from confide.federated import optimisers
-from confide.federated.bounding import bounder
+from confide.federated.bounding import Bounder, bounder, moved
 from confide.federated.cohort import PartTrainer, Tally, part_size
 from confide.federated.parameters import Layout, flatten
 from confide.federated.task import Task
+from confide.privacy.events import Event
 from confide.privacy.ledger import Ledger
 from confide.privacy.plan import Plan, make_plan
 from confide.randomness import generator
@@ -49,25 +50,36 @@ class Loop:
     task: Task
     layout: Layout
     plan: Plan
+    bounder: Bounder
     engine: Engine
     ledger: Ledger
     total: Tensor  # (parameters,) the cohort's sum, and then the pseudo-gradient, made once
 
     def start(self) -> State:
         parameters = flatten(self.task.initial_parameters())
-        return State(0, parameters, optimisers.init(self.recipe.central, self.layout.views(parameters)))
+        state = State(0, parameters, optimisers.init(self.recipe.central, self.layout.views(parameters)))
+        state.noise = self.plan.noise_memory(parameters)
+        if self.recipe.bounding.adaptive is not None:
+            state.bounds = self.bounder.bounds
+        return state
+
+    @property
+    def charges(self) -> int:
+        """How many charges the ledger holds."""
+        return len(self.ledger.charged()) if self.plan.event.whole_run else self.ledger.count
 
     def step(self, state: State) -> Record:
         """One central step, in place."""
         began, t = time.perf_counter(), state.step
         cohort = self.plan.cohort(t)
-        tally = self.engine.train(state.parameters, cohort, t, self.total)
+        bound = self.bounder.at(state.bounds).sensitivity
+        tally = self.engine.train(state.parameters, cohort, t, self.total, state.bounds)
         self.total.div_(self.plan.rate)  # the expected cohort's share, never the realised one's
-        attempt = self.ledger.record(t, self.plan.event, environment())
+        event = self.plan.event_at(bound)
+        attempt = self.ledger.record(t, event, environment(), self.plan.source.repeatable)
         signal = float(self.total.norm())
-        noise = self.plan.noise(self.total, cohort, t, attempt)
-        if noise is not None:
-            self.total.add_(noise)
+        noise = self.plan.release(self.total, event, cohort, t, attempt, state.noise)
+        self._adapt(state, tally, event, attempt)
         self._keep_iterate(state)
         if not self._move(state) or not bool(torch.isfinite(state.parameters).all()):
             raise Diverged(
@@ -76,7 +88,15 @@ class Loop:
             )
         state.step += 1
         state.seconds += time.perf_counter() - began
-        return _record(state, tally, signal, noise, self.recipe.local.rate(t))
+        return _record(state, tally, signal, noise, self.recipe.local.rate(t)) | {"bound": bound}
+
+    def _adapt(self, state: State, tally: Tally, event: Event, attempt: int) -> None:
+        """Move the bounds after a private count of the users that were within them."""
+        adaptive = self.recipe.bounding.adaptive
+        if adaptive is not None and state.bounds is not None:
+            votes = torch.tensor(tally.votes or [0.0] * len(state.bounds), dtype=torch.float64)
+            shares = self.plan.noisy_shares(votes, event, state.step, attempt)
+            state.bounds = moved(state.bounds, shares, adaptive, self.bounder.bounds)
 
     def _move(self, state: State) -> bool:
         """Step the central optimiser; False if the numbers are beyond what the model's type can hold."""
@@ -131,13 +151,17 @@ def make_loop(
     parameters = task.initial_parameters()
     layout, like = Layout.of(parameters), flatten(parameters)
     weights = user_weights(recipe.users, task)
-    bound = bounder(recipe.bounding, layout).sensitivity
-    plan = make_plan(recipe.privacy, recipe.sampling, weights, bound, recipe.run.steps, recipe.run.seed)
+    rule = bounder(recipe.bounding, layout)
+    plan = make_plan(
+        recipe.privacy, recipe.sampling, weights, rule.sensitivity, recipe.run.steps, recipe.run.seed,
+        recipe.bounding.adaptive, len(rule.bounds),
+    )  # fmt: skip
     if workers > 1:
         engine: Engine = Processes(recipe.model_dump_json(), workers, like, part_size(task, recipe.local))
     else:
         engine = InProcess(_part_trainer(recipe, task, layout, weights, like))
-    return Loop(recipe, task, layout, plan, engine, open_ledger(ledger_header(recipe, plan)), torch.empty_like(like))
+    ledger = open_ledger(ledger_header(recipe, plan))
+    return Loop(recipe, task, layout, plan, rule, engine, ledger, torch.empty_like(like))
 
 
 def simulate(
@@ -199,7 +223,7 @@ def ledger_header(recipe: Recipe, plan: Plan) -> dict[str, Any]:
         "accountant": plan.accountant,
         "adjacency": plan.event.adjacency,
         "noise_source": recipe.privacy.source,
-        "for_release": False,
+        "for_release": not plan.source.repeatable,
     }
 
 
@@ -212,7 +236,7 @@ def _chosen_iterate(final: Final, steps: int, seed: int) -> int:
     return int(generator(seed, "final").integers(steps))
 
 
-def _record(state: State, tally: Tally, signal: float, noise: Tensor | None, local_rate: float) -> Record:
+def _record(state: State, tally: Tally, signal: float, noise: float | None, local_rate: float) -> Record:
     users = max(tally.users - tally.not_finite, 1)
     mean = tally.norm / users
     record: Record = {
@@ -229,6 +253,5 @@ def _record(state: State, tally: Tally, signal: float, noise: Tensor | None, loc
         "local_learning_rate": local_rate,
     }
     if noise is not None:
-        size = float(noise.norm())
-        record |= {"noise": size, "snr": signal / size}
+        record |= {"noise": noise, "snr": signal / noise}
     return record

@@ -38,7 +38,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "sync": (os, "fsync"),
     "rename": (os, "replace"),
     "ledger line": (Ledger, "record"),
-    "noise": (Plan, "noise"),
+    "noise": (Plan, "release"),
     "optimiser": (optimisers, "update"),
     "metrics line": (folder, "_write_record"),
     "checkpoint": (checkpoint, "save"),
@@ -238,14 +238,14 @@ def test_the_epsilon_of_a_killed_run_covers_the_release_whose_step_was_lost(kill
 @contextmanager
 def released(values: dict[tuple[int, int], set[bytes]]) -> Iterator[None]:
     """Collect, for every entry (step, attempt) of the ledger, the sums that were released with its noise."""
-    original = Plan.noise
+    original = Plan.release
 
-    def noise(plan: Plan, like: Tensor, cohort: Any, step: int, attempt: int) -> Any:
-        values.setdefault((step, attempt), set()).add(like.numpy().tobytes())
-        return original(plan, like, cohort, step, attempt)
+    def release(plan: Plan, total: Tensor, event: Any, cohort: Any, step: int, attempt: int, memory: Any) -> Any:
+        values.setdefault((step, attempt), set()).add(total.numpy().tobytes())
+        return original(plan, total, event, cohort, step, attempt, memory)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Plan, "noise", noise)
+        patch.setattr(Plan, "release", release)
         yield
 
 

@@ -15,7 +15,7 @@ from scipy.special import log_ndtr  # type: ignore[import-untyped]
 
 from confide.errors import UserError
 from confide.privacy.accountant import Accountant, check_supported, epsilon, noise_multiplier, shown
-from confide.privacy.events import ADD_OR_REMOVE, REPLACE, Event, Sampler
+from confide.privacy.events import Event, Sampler
 
 # A property holds on a busy machine as well.
 CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -274,8 +274,8 @@ def test_what_has_a_proof_is_supported(sampler: Sampler, accountant: Accountant)
 
 @pytest.mark.parametrize("accountant", BOTH)
 def test_different_adjacencies_are_not_composed(accountant: Accountant) -> None:
-    assert event("poisson", 10, 100, 1.0).adjacency == everyone(1.0).adjacency == ADD_OR_REMOVE
-    assert event("fixed", 10, 100, 1.0).adjacency == REPLACE
+    assert event("poisson", 10, 100, 1.0).adjacency == everyone(1.0).adjacency == "add-or-remove one user"
+    assert event("fixed", 10, 100, 1.0).adjacency == "replace one user"
     with pytest.raises(UserError, match="different adjacency"):
         epsilon([event("poisson", 10, 100, 1.0), event("fixed", 10, 100, 1.0)], 1e-5, accountant)
 
@@ -402,5 +402,5 @@ def test_what_is_no_event_is_refused(document: object) -> None:
 
 @pytest.mark.parametrize("accountant", BOTH)
 def test_noise_for_an_unbounded_sum_is_no_guarantee(accountant: Accountant) -> None:
-    """z is measured in a bound that is not there; `Plan.noise` adds none to such a release."""
+    """z is measured in a bound that is not there; `Plan.release` adds none to such a release."""
     assert epsilon([Event("poisson", 0.1, 10, 100, 1.5, None)], 1e-5, accountant) == math.inf

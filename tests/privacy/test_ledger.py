@@ -171,8 +171,9 @@ def test_going_back_to_the_first_environment_is_an_attempt_of_its_own(tmp_path: 
 def test_another_attempt_draws_other_noise() -> None:
     settings = Privacy(mechanism="gaussian", noise_multiplier=1.0, delta=1e-5)
     plan = make_plan(settings, Sampling(cohort=20), np.full(100, 0.01), 1.0, 10, 0)
-    drawn = [plan.noise(torch.zeros(1000), plan.cohort(3), 3, attempt) for attempt in (0, 1, 2, 0)]
-    first, second, third, again = (n for n in drawn if n is not None)
+    first, second, third, again = (torch.zeros(1000) for _ in range(4))
+    for total, attempt in zip((first, second, third, again), (0, 1, 2, 0), strict=True):
+        plan.release(total, plan.event, plan.cohort(3), 3, attempt, {})
     assert torch.equal(first, again)
     for one, other in [(first, second), (first, third), (second, third)]:
         assert not bool((one == other).any())
@@ -336,16 +337,18 @@ def lines_of(run: Path) -> list[bytes]:
 
 def killed_at(step: int, before_noise: bool, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Train in `place` and crash in the middle of a step, just before or just after its noise is drawn."""
-    draw = Plan.noise
+    draw = Plan.release
 
-    def noise(self: Plan, like: Tensor, cohort: np.ndarray, t: int, attempt: int) -> Tensor | None:
-        drawn = None if t == step and before_noise else draw(self, like, cohort, t, attempt)
+    def release(
+        self: Plan, total: Tensor, event: Event, cohort: np.ndarray, t: int, attempt: int, memory: dict[str, Tensor]
+    ) -> float | None:
+        length = None if t == step and before_noise else draw(self, total, event, cohort, t, attempt, memory)
         if t == step:
             raise Killed
-        return drawn
+        return length
 
     with monkeypatch.context() as patch:
-        patch.setattr(Plan, "noise", noise)
+        patch.setattr(Plan, "release", release)
         with pytest.raises(Killed):
             folder.train(digits(), place, quiet=True)
 
@@ -409,14 +412,16 @@ def test_more_lines_than_the_checkpoint_knows_are_counted(run: Path) -> None:
 
 
 def test_every_line_is_on_disk_before_its_noise_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw, seen = Plan.noise, []
+    draw, seen = Plan.release, []
 
-    def noise(self: Plan, like: Tensor, cohort: np.ndarray, t: int, attempt: int) -> Tensor | None:
+    def release(
+        self: Plan, total: Tensor, event: Event, cohort: np.ndarray, t: int, attempt: int, memory: dict[str, Tensor]
+    ) -> float | None:
         last = json.loads((tmp_path / "run" / ledger.FILE).read_bytes().splitlines()[-1])
         seen.append((last["step"], last["attempt"], Event.from_json(last["event"]) == self.event, t, attempt))
-        return draw(self, like, cohort, t, attempt)
+        return draw(self, total, event, cohort, t, attempt, memory)
 
-    monkeypatch.setattr(Plan, "noise", noise)
+    monkeypatch.setattr(Plan, "release", release)
     folder.train(digits(), tmp_path / "run", quiet=True)
     assert seen == [(step, 0, True, step, 0) for step in range(3)]
 

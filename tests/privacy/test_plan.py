@@ -24,6 +24,7 @@ from confide.convex.quadratics import Quadratics
 from confide.errors import UserError
 from confide.privacy import noise
 from confide.privacy.events import Sampler
+from confide.privacy.gaussian import Address
 from confide.privacy.ledger import Ledger
 from confide.privacy.noise import Placement
 from confide.privacy.plan import CURVE_POINTS, Plan, Privacy, make_plan
@@ -74,9 +75,10 @@ def plan_of(
 
 
 def drawn(plan: Plan, cohort: np.ndarray, step: int = 0, attempt: int = 0, size: int = LONG) -> Tensor:
-    found = plan.noise(torch.zeros(size, dtype=torch.float64), cohort, step, attempt)
-    assert found is not None
-    return found
+    total = torch.zeros(size, dtype=torch.float64)
+    length = plan.release(total, plan.event, cohort, step, attempt, plan.noise_memory(total))
+    assert length is not None
+    return total
 
 
 # One noise, three places (PFL-ASR H.1)
@@ -278,7 +280,8 @@ def test_every_client_has_its_own_share_of_the_noise() -> None:
     rest = drawn(plan, users)
     shares = plan.weights[users] / np.sqrt(np.square(plan.weights[users]).sum())
     for user, share in zip(users.tolist(), shares.tolist(), strict=True):
-        own = noise.gaussian(rest, plan.seed, 0, user + 1)
+        own = torch.empty_like(rest)
+        plan.source.fill(own, Address(0, user + 1))
         along = float(rest @ own / (own @ own)) / spread
         assert along == pytest.approx(share, abs=5 / math.sqrt(LONG))
 
@@ -293,16 +296,18 @@ def test_an_empty_cohort_still_gets_all_of_the_noise(place: Placement) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("place", PLACES)
 def test_noise_has_the_type_and_shape_of_the_sum(dtype: torch.dtype, place: Placement) -> None:
-    like = torch.zeros(17, dtype=dtype)
-    found = plan_of(uniform(10), 5, placement=place).noise(like, np.arange(4), 0, 0)
-    assert found is not None
-    assert (found.dtype, found.shape) == (dtype, like.shape)
-    assert not bool(like.any()), "the sum itself is left alone"
+    total, again = torch.full((17,), 1000.0, dtype=dtype), torch.zeros(17, dtype=dtype)
+    plan = plan_of(uniform(10), 5, placement=place)
+    for vector in (total, again):
+        plan.release(vector, plan.event, np.arange(4), 0, 0, {})
+    torch.testing.assert_close(total, again + 1000.0, rtol=1e-6, atol=0, msg="it is added to what is there")
 
 
 def test_without_a_mechanism_there_is_no_noise_and_no_guarantee() -> None:
     plan = make_plan(Privacy(), Sampling(cohort=5), uniform(10), 1.0, 10, 0)
-    assert plan.noise(torch.zeros(3), np.arange(5), 0, 0) is None
+    total = torch.zeros(3)
+    assert plan.release(total, plan.event, np.arange(5), 0, 0, {}) is None
+    assert not bool(total.any())
     assert plan.epsilon(1) == math.inf
     with_delta = make_plan(Privacy(delta=1e-5), Sampling(cohort=5), uniform(10), 1.0, 10, 0)
     assert with_delta.epsilon(1) == math.inf

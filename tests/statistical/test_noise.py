@@ -13,20 +13,22 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats  # type: ignore[import-untyped]
 
-from confide.privacy import noise
+from confide.privacy.gaussian import BLOCK, Address, Seeded
 
 torch.set_num_threads(1)
 
 Values = NDArray[np.float64]
 MANY = 1_000_000
 # Two blocks, and a third that is not full.
-OVER = 2 * noise.BLOCK + 1000
+OVER = 2 * BLOCK + 1000
 
 
 def draw(
     size: int = MANY, seed: int = 0, step: int = 0, user: int = 0, attempt: int = 0, dtype: torch.dtype = torch.float32
 ) -> Values:
-    return noise.gaussian(torch.empty(size, dtype=dtype), seed, step, user, attempt).double().numpy()
+    out = torch.empty(size, dtype=dtype)
+    Seeded(seed).fill(out, Address(step, user, attempt))
+    return out.double().numpy()
 
 
 def is_standard_normal(values: Values) -> bool:
@@ -144,21 +146,21 @@ def test_coordinates_are_uncorrelated_with_their_neighbours(sample: Values, lag:
 
 
 def test_the_blocks_of_a_long_vector_are_uncorrelated(over: Values) -> None:
-    first, second = over[: noise.BLOCK], over[noise.BLOCK : 2 * noise.BLOCK]
+    first, second = over[:BLOCK], over[BLOCK : 2 * BLOCK]
     assert are_uncorrelated(first, second)
-    assert are_uncorrelated(first[:1000], over[2 * noise.BLOCK :])
+    assert are_uncorrelated(first[:1000], over[2 * BLOCK :])
     assert not np.any(first == second), "float32 repeats a value somewhere else, but not at the same place of a million"
 
 
 def test_a_long_vector_is_standard_normal_to_its_last_value(over: Values) -> None:
     assert is_standard_normal(over)
-    assert is_standard_normal(over[2 * noise.BLOCK :])
+    assert is_standard_normal(over[2 * BLOCK :])
     assert np.all(np.isfinite(over))
 
 
 def test_blocks_of_one_attempt_are_not_those_of_another(over: Values) -> None:
     again = draw(OVER, attempt=1)
-    pieces = [v[start : start + 1000] for v in (over, again) for start in (0, noise.BLOCK, 2 * noise.BLOCK)]
+    pieces = [v[start : start + 1000] for v in (over, again) for start in (0, BLOCK, 2 * BLOCK)]
     for index, one in enumerate(pieces):
         for other in pieces[:index]:
             assert not np.any(one == other)

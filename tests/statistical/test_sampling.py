@@ -7,6 +7,7 @@ that is wrong.
 from __future__ import annotations
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -15,8 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats  # type: ignore[import-untyped]
 
-from confide.privacy.events import Sampler
-from confide.privacy.sampling import Sampling, draw_cohort, sampler_of
+from confide.privacy.sampling import Kind, Sampling, draw_cohort, sampler_of
 
 # A property holds on a busy machine as well.
 CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -26,7 +26,7 @@ USERS, COHORT, STEPS = 100, 20, 5_000
 RATE = COHORT / USERS
 
 
-def taken(sampler: Sampler, cohort: int = COHORT, seed: int = 0) -> Taken:
+def taken(sampler: Kind, cohort: int = COHORT, seed: int = 0) -> Taken:
     table = np.zeros((STEPS, USERS))
     for step in range(STEPS):
         table[step, draw_cohort(sampler, cohort, USERS, seed, step)] = 1
@@ -189,7 +189,7 @@ def test_fixed_steps_are_independent_of_one_another(fixed: Taken) -> None:
 
 
 @pytest.mark.parametrize("sampler", ["poisson", "fixed"])
-def test_the_same_seed_and_step_repeat_and_others_differ(sampler: Sampler) -> None:
+def test_the_same_seed_and_step_repeat_and_others_differ(sampler: Kind) -> None:
     def cohort(seed: int, step: int) -> tuple[int, ...]:
         return tuple(draw_cohort(sampler, COHORT, USERS, seed, step).tolist())
 
@@ -200,7 +200,7 @@ def test_the_same_seed_and_step_repeat_and_others_differ(sampler: Sampler) -> No
 
 
 @pytest.mark.parametrize("sampler", ["poisson", "fixed"])
-def test_another_seed_is_as_good(sampler: Sampler) -> None:
+def test_another_seed_is_as_good(sampler: Kind) -> None:
     table = taken(sampler, seed=12)
     assert rate_is(table, RATE)
     assert users_are_alike(table)
@@ -226,3 +226,14 @@ def test_a_cohort_of_everyone_is_everyone(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["poisson", "fixed"])
 def test_one_user_less_than_everyone_is_sampling(kind: str) -> None:
     assert sampler_of(Sampling.model_validate({"kind": kind, "cohort": USERS - 1}), USERS) == kind
+
+
+def test_a_cohort_of_ten_million_users_is_drawn_in_under_fifty_milliseconds() -> None:
+    """Bernoulli for every user, not a count and then a choice."""
+    times = []
+    for step in range(5):
+        began = time.perf_counter()
+        users = draw_cohort("poisson", 10_000, 10_000_000, 0, step)
+        times.append(time.perf_counter() - began)
+        assert abs(len(users) - 10_000) < 6 * math.sqrt(10_000)
+    assert min(times) < 0.05

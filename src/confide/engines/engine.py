@@ -11,8 +11,10 @@ from confide.federated.cohort import PartTrainer, Tally, part_size, parts
 
 
 class Engine(Protocol):
-    def train(self, central: Tensor, cohort: np.ndarray, step: int, total: Tensor) -> Tally:
-        """Write sum_k w_k bound(delta_k) over the cohort into `total`."""
+    def train(
+        self, central: Tensor, cohort: np.ndarray, step: int, total: Tensor, bounds: Tensor | None = None
+    ) -> Tally:
+        """Write sum_k w_k bound(delta_k) over the cohort into `total`, with these bounds if they adapt."""
         ...
 
     def close(self) -> None: ...
@@ -24,13 +26,15 @@ class InProcess:
     def __init__(self, trainer: PartTrainer) -> None:
         self.trainer = trainer
 
-    def train(self, central: Tensor, cohort: np.ndarray, step: int, total: Tensor) -> Tally:
+    def train(
+        self, central: Tensor, cohort: np.ndarray, step: int, total: Tensor, bounds: Tensor | None = None
+    ) -> Tally:
         total.zero_()
         part_sum, tally = total.new_empty(total.shape), Tally()
         size = part_size(self.trainer.task, self.trainer.local)
         for users in parts(cohort, size):
             # A part is summed on its own first: the order of additions must not depend on who trains it.
-            tally.add(self.trainer.add_part(central, users, step, part_sum.zero_()))
+            tally.add(self.trainer.add_part(central, users, step, part_sum.zero_(), bounds))
             total.add_(part_sum)
         return tally
 

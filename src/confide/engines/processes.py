@@ -45,7 +45,9 @@ class Processes:
             self.pipes.append(mine)
             self.processes.append(process)
 
-    def train(self, central: Tensor, cohort: np.ndarray, step: int, total: Tensor) -> Tally:
+    def train(
+        self, central: Tensor, cohort: np.ndarray, step: int, total: Tensor, bounds: Tensor | None = None
+    ) -> Tally:
         self.central.copy_(central)
         total.zero_()
         tally = Tally()
@@ -54,10 +56,11 @@ class Processes:
         done: dict[int, tuple[int, Tally]] = {}  # part -> worker that holds its sum, tally
         free = list(range(len(self.pipes)))
         next_part = 0
+        held = None if bounds is None else bounds.tolist()
         while waiting or busy or done:
             while waiting and free:
                 worker, (part, users) = free.pop(), waiting.pop()
-                self._send(worker, {"step": step, "users": users.tolist()})
+                self._send(worker, {"step": step, "users": users.tolist(), "bounds": held})
                 busy[worker] = part
             if busy:
                 for worker, answer in self._answers(list(busy)):
@@ -124,7 +127,9 @@ def _work(recipe_json: str, pipe: Connection[Any, Any], central: Tensor, part_su
         except (EOFError, OSError):
             return
         try:
-            tally = trainer.add_part(central, np.array(job["users"], dtype=np.int64), job["step"], part_sum.zero_())
+            bounds = None if job["bounds"] is None else torch.tensor(job["bounds"], dtype=torch.float64)
+            users = np.array(job["users"], dtype=np.int64)
+            tally = trainer.add_part(central, users, job["step"], part_sum.zero_(), bounds)
             pipe.send_bytes(json.dumps(asdict(tally)).encode())
         except BrokenPipeError:
             return

@@ -12,6 +12,14 @@ comes from the same object; the noise takes its scale from nowhere else.
 | per_layer_normalise | C_h / norm_h if norm > C, otherwise 1   | at most C                     |
 | none                | 1                                       | not bounded: no guarantee     |
 
+With `adaptive`, the bounds of the two clip rules follow a quantile of the users' norms: after every step
+
+    C <- C exp(-eta (b - gamma)),
+
+where b is the released share of users whose norm was at most C (Andrew et al. 2021, "Differentially private learning
+with adaptive clipping", eq. 3 and Algorithm 1); per layer, each C_h has a counter of its own. The counts are released
+with noise by the plan, which charges for them.
+
 C_h is C / sqrt(H) ("uniform"), C sqrt(d_h / sum d) ("dim") or C sqrt(a_h d_h / sum a d) ("weighted").
 
 Differs from the paper: PFL-ASR section 3 once prints C_h = C d_h / sum d; Definition 3's square root is used, which
@@ -34,6 +42,18 @@ from confide.federated.parameters import Layout
 ROUNDING = 1.0 - 1e-6
 
 
+class Adaptive(BaseModel):
+    """The bound follows a quantile of the users' norms, which is estimated privately."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    quantile: float = Field(0.5, ge=0, le=1, description="gamma: this share of users should be within the bound")
+    learning_rate: float = Field(0.2, gt=0, le=10, description="eta_C: how fast the bound moves, in its logarithm")
+    count_noise: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None, description="deviation of the noise on each count of users; none: a twentieth of the cohort, or more"
+    )
+
+
 class Bounding(BaseModel):
     """How each user's update is bounded before it leaves the user."""
 
@@ -53,6 +73,10 @@ class Bounding(BaseModel):
         description="for split weighted: pattern of tensor names to a_h; the first match counts, others are 1",
     )
 
+    adaptive: Adaptive | None = Field(
+        None, description="for clip and per_layer_clip: let the bound follow a private quantile; `bound` is its start"
+    )
+
     @property
     def per_layer(self) -> bool:
         return self.rule.startswith("per_layer")
@@ -65,6 +89,28 @@ class Bounder:
     rule: str
     sensitivity: float
     layer_bounds: Tensor  # (layers,) C_h, with sum of squares C^2
+
+    @property
+    def bounds(self) -> Tensor:
+        """What adapts: the one bound of `clip`, or each tensor's own."""  # (1,) or (layers,)
+        whole = torch.tensor([self.sensitivity], dtype=torch.float64)
+        return self.layer_bounds if self.rule.startswith("per_layer") else whole
+
+    def at(self, bounds: Tensor | None) -> Bounder:
+        """The same rule with other bounds."""
+        if bounds is None:
+            return self
+        total = float(torch.linalg.vector_norm(bounds))
+        if self.rule.startswith("per_layer"):
+            return Bounder(self.rule, total, bounds)
+        return Bounder(self.rule, total, self.layer_bounds * (total / self.sensitivity))
+
+    def votes(self, norms: Tensor) -> Tensor:
+        """+1/2 where a user is within a bound and -1/2 where not."""  # (users, layers) -> (users, 1 or layers)
+        if self.rule.startswith("per_layer"):
+            return torch.where(norms <= self.layer_bounds, 0.5, -0.5).double()
+        total = torch.linalg.vector_norm(norms, dim=1, keepdim=True)
+        return torch.where(total <= self.sensitivity, 0.5, -0.5).double()
 
     def factors(self, norms: Tensor) -> Tensor:
         """Factor per user and tensor from the norms of the users' tensors."""  # (users, layers) -> (users, layers)
@@ -94,6 +140,12 @@ def bounder(settings: Bounding, layout: Layout) -> Bounder:
     shares = torch.tensor(_shares(settings, layout), dtype=torch.float64)
     layer_bounds = settings.bound * torch.sqrt(shares / shares.sum())
     return Bounder(settings.rule, settings.bound, layer_bounds)
+
+
+def moved(bounds: Tensor, shares: Tensor, settings: Adaptive, start: Tensor) -> Tensor:
+    """The bounds of the next step, kept within a factor of a billion of the first."""
+    grown = bounds * torch.exp(-settings.learning_rate * (shares - settings.quantile))
+    return torch.minimum(torch.maximum(grown, start * 1e-9), start * 1e9)
 
 
 def _shares(settings: Bounding, layout: Layout) -> list[float]:

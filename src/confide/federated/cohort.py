@@ -9,7 +9,7 @@ few users still keeps several workers busy.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 import torch
@@ -34,10 +34,14 @@ class Tally:
     norm: float = 0.0
     norm_squared: float = 0.0
     bounded_norm: float = 0.0
+    votes: list[float] = field(default_factory=list)
+    """For an adaptive bound: each counter's sum of +1/2 for a user within it and -1/2 for one beyond."""
 
     def add(self, other: Tally) -> None:
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+        for each in fields(self):
+            if each.name != "votes":
+                setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+        self.votes = [a + b for a, b in zip(self.votes, other.votes, strict=True)] if self.votes else other.votes
 
 
 def parts(cohort: np.ndarray, size: int) -> Iterator[np.ndarray]:
@@ -66,22 +70,25 @@ class PartTrainer:
         self.weights = torch.from_numpy(weights)  # (population,) float64
         self.plain = PlainTrainer(task, layout, local, seed, like)
 
-    def add_part(self, central: Tensor, users: np.ndarray, step: int, into: Tensor) -> Tally:
-        """Add sum_k w_k bound(delta_k) over `users` to `into`."""
-        tally = Tally()
+    def add_part(
+        self, central: Tensor, users: np.ndarray, step: int, into: Tensor, bounds: Tensor | None = None
+    ) -> Tally:
+        """Add sum_k w_k bound(delta_k) over `users` to `into`. Adaptive bounds are given; others are known."""
+        tally, rule = Tally(), self.bounder.at(bounds)
         fast = self.task.fast_updates(self.layout.views(central), users, self.local, self.local.rate(step))
         if fast is not None:
-            tally.add(self._add(fast, users, into))
+            tally.add(self._add(fast, users, into, rule, bounds is not None))
         else:
             for user in users:
-                tally.add(self._add(self.plain.update(central, int(user), step), np.array([user]), into))
+                update = self.plain.update(central, int(user), step)
+                tally.add(self._add(update, np.array([user]), into, rule, bounds is not None))
         return tally
 
-    def _add(self, updates: Updates, users: np.ndarray, into: Tensor) -> Tally:
+    def _add(self, updates: Updates, users: np.ndarray, into: Tensor, rule: Bounder, vote: bool) -> Tally:
         finite = torch.isfinite(updates.norms).all(dim=1) & torch.isfinite(updates.losses)  # (users,)
         norms = torch.where(finite[:, None], updates.norms, 0.0)
         # A user whose loss or update is not finite contributes zero and is counted.
-        factors = torch.where(finite[:, None], self.bounder.factors(norms), 0.0)  # (users, layers)
+        factors = torch.where(finite[:, None], rule.factors(norms), 0.0)  # (users, layers)
         updates.weighted_sum(factors * self.weights[users][:, None], into)
         lengths = torch.linalg.vector_norm(norms, dim=1)
         return Tally(
@@ -92,4 +99,5 @@ class PartTrainer:
             norm=float(lengths.sum()),
             norm_squared=float(lengths.square().sum()),
             bounded_norm=float(torch.linalg.vector_norm(norms * factors, dim=1).sum()),
+            votes=torch.where(finite[:, None], rule.votes(norms), 0.0).sum(dim=0).tolist() if vote else [],
         )

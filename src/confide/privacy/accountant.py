@@ -1,7 +1,8 @@
 """Epsilon from events, by dp-accounting: Renyi (RDP) or privacy-loss distributions (PLD).
 
 Both give proven upper bounds for a composition of Gaussian releases; PLD is the tighter one. dp-accounting does the
-mathematics. A cohort of fixed size is only known to its RDP accountant, with replace-one adjacency.
+mathematics. A cohort of fixed size is only known to its RDP accountant, with replace-one adjacency. Steps of correlated
+noise are one Gaussian together: their ledger hands over one event for all of them (`Ledger.charged`).
 """
 
 from __future__ import annotations
@@ -76,6 +77,11 @@ def _epsilon(counts: tuple[tuple[_Key, int], ...], delta: float, accountant: Acc
     # dp-accounting warns about every Renyi order that it leaves out; leaving one out keeps the bound valid.
     logging.getLogger("absl").setLevel(logging.ERROR)
     replace = counts[0][0][0] == "fixed"
+    if counts[0][0][0] == "local":
+        # Any two data sets of a user are compared: a message moves by up to twice the bound that z is measured in.
+        counts = tuple((("everyone", cohort, k, 1.0, z / 2), n) for (_, cohort, k, _, z), n in counts)
+    elif counts[0][0][0] == "cyclic":
+        counts = tuple((("everyone", cohort, k, 1.0, z), n) for (_, cohort, k, _, z), n in counts)
     relation = dp_accounting.NeighboringRelation
     adjacency = relation.REPLACE_ONE if replace else relation.ADD_OR_REMOVE_ONE
     if accountant == "rdp":

@@ -4,22 +4,44 @@ An event is everything that decides the privacy loss of one central step: who co
 and how much noise there was for the largest possible contribution. It is written into the ledger as JSON and read
 back from there, so what is accounted for is what was written before the release.
 
-Adjacency. Poisson sampling and full participation are accounted for when a user is added or removed. For a cohort of
-fixed size that notion does not apply (the size would change); there a user's data are replaced by another's, and
-the sum can move by twice the bound. The event carries its adjacency, so that nobody compares the two by mistake.
+| sampler  | who is in a step                             | adjacency                 | a run of T steps costs        |
+|----------|----------------------------------------------|---------------------------|-------------------------------|
+| poisson  | each user with probability `rate`            | add or remove a user      | T sampled Gaussians           |
+| everyone | all users                                    | add or remove a user      | T Gaussians                   |
+| fixed    | exactly `cohort` users                       | replace a user            | T sampled Gaussians of z / 2  |
+| cyclic   | one of `separation` fixed groups, in turn    | leave out a user          | one Gaussian (factorisation)  |
+| local    | any; every message is protected by itself    | replace a user's data     | T Gaussians of z / 2          |
+
+For a cohort of fixed size, adding or removing a user does not apply (the size would change); a user's data are
+replaced by another's, and the sum can move by twice the bound. For local noise the server knows who sent what, so
+nothing is gained from sampling and any two data sets of a user are compared. The event carries its adjacency, so
+that nobody compares them by mistake.
+
+Clip counters (Andrew et al. 2021). When the bound is adapted, a step also releases `counters` noisy counts, to which a
+user adds +1/2 or -1/2 each, with noise `count_noise` on each. Scaled by their noise, update and counts are one vector
+in which a user moves by sqrt(1 / z_u^2 + counters / (2 count_noise)^2): one Gaussian of multiplier z with
+
+    z^-2 = z_u^-2 + counters (2 count_noise)^-2,
+
+so that an accountant takes `noise_multiplier` = z and the update gets the larger `update_multiplier` = z_u.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
 
 from confide.errors import UserError
 
-Sampler = Literal["poisson", "fixed", "everyone"]
-ADD_OR_REMOVE = "add-or-remove one user"
-REPLACE = "replace one user"
+Sampler = Literal["poisson", "fixed", "everyone", "cyclic", "local"]
+ADJACENCY: dict[Sampler, str] = {
+    "poisson": "add-or-remove one user",
+    "everyone": "add-or-remove one user",
+    "fixed": "replace one user",
+    "cyclic": "leave out one user, with a public schedule",
+    "local": "replace one user's data, against the server itself",
+}
 
 
 @dataclass(frozen=True)
@@ -31,17 +53,44 @@ class Event:
     cohort: float
     population: int
     noise_multiplier: float
-    """z: the noise's standard deviation divided by the largest norm that one user adds to the sum."""
+    """z: the noise's standard deviation divided by the largest norm that one user adds to what is released."""
     sensitivity: float | None
     """That largest norm, in the model's units; none where nothing bounds it."""
+    counters: int = 0
+    count_noise: float = 0.0
+    separation: int = 0
+    """Cyclic: central steps from one turn of a user to the next."""
+    rounds: int = 0
+    """Cyclic: for how many steps the noise is made; a release beyond them is not covered."""
+    bands: int = 0
+    """Cyclic: how many steps the noise is correlated over."""
 
     @property
     def adjacency(self) -> str:
-        return REPLACE if self.sampler == "fixed" else ADD_OR_REMOVE
+        return ADJACENCY[self.sampler]
 
     @property
     def private(self) -> bool:
         return self.noise_multiplier > 0 and self.sensitivity is not None
+
+    @property
+    def whole_run(self) -> bool:
+        """Whether all steps together are one release, as with noise that is correlated over them."""
+        return self.sampler == "cyclic"
+
+    @property
+    def update_multiplier(self) -> float:
+        """z_u, what is left for the update when the counters have had their share."""
+        if not self.counters or not self.private:
+            return self.noise_multiplier
+        left = self.noise_multiplier**-2 - self.counters / (2 * self.count_noise) ** 2
+        if left <= 0:
+            raise UserError(
+                f"{self.counters} clip counters with noise {self.count_noise:g} spend more than the noise multiplier "
+                f"{self.noise_multiplier:.4g} allows; raise bounding.adaptive.count_noise above "
+                f"{self.noise_multiplier * math.sqrt(self.counters) / 2:.4g}, or lower the noise multiplier"
+            )
+        return 1 / math.sqrt(left)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -50,16 +99,29 @@ class Event:
     def from_json(document: object) -> Event:
         """Read an event back; anything that is not exactly an event is refused."""
         try:
-            event = Event(**document)  # type: ignore[arg-type]
-            numbers = (event.rate, event.cohort, event.population, event.noise_multiplier)
-            known = event.sampler in ("poisson", "fixed", "everyone") and all(map(_number, numbers))
-            bounded = event.sensitivity is None or (_number(event.sensitivity) and event.sensitivity > 0)
-            ranges = 0 < event.rate <= 1 and 0 < event.cohort <= event.population and event.noise_multiplier >= 0
-            if known and bounded and ranges:
-                return event
-        except TypeError:
+            if isinstance(document, dict) and document.keys() == {each.name for each in fields(Event)}:
+                event = Event(**document)
+                if _is_known(event):
+                    return event
+        except (TypeError, UserError):
             pass
         raise UserError(f"event {document!r} is not one that the accountant knows; it is refused")
+
+
+def _is_known(event: Event) -> bool:
+    numbers = (event.rate, event.cohort, event.population, event.noise_multiplier, event.count_noise)
+    counts = (event.counters, event.separation, event.rounds, event.bands)
+    if event.sampler not in get_args(Sampler) or not all(map(_number, numbers)):
+        return False
+    if not all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in counts):
+        return False
+    bounded = event.sensitivity is None or (_number(event.sensitivity) and event.sensitivity > 0)
+    ranges = 0 < event.rate <= 1 and 0 < event.cohort <= event.population and event.noise_multiplier >= 0
+    if not bounded or not ranges or (event.counters > 0 and event.private and event.count_noise <= 0):
+        return False
+    if event.whole_run and event.private and not 0 < event.bands <= event.separation:
+        return False  # columns of the factorisation would overlap
+    return event.update_multiplier >= event.noise_multiplier
 
 
 def _number(value: object) -> bool:

@@ -17,7 +17,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +78,32 @@ class Ledger:
     def count(self) -> int:
         return len(self.entries)
 
-    def record(self, step: int, event: Event, environment: str) -> int:
-        """Have the release of `step` on disk, and say which attempt it is. Must return before the noise is drawn."""
+    def charged(self) -> list[Event]:
+        """What an accountant composes: one event per line or, where all steps together are one release, one for every
+        time that this whole was made: a step that was made m times stands for m runs."""
+        whole = [entry for entry in self.entries if entry.event.whole_run and entry.event.private]
+        if not whole:
+            return [entry.event for entry in self.entries]
+        kinds = {replace(entry.event, sensitivity=None) for entry in self.entries}
+        if len(kinds) > 1 or any(entry.step >= entry.event.rounds for entry in whole):
+            raise UserError(
+                "the ledger has releases that the noise of this run was not made for; there is no guarantee"
+            )
+        return [whole[0].event] * max(Counter(entry.step for entry in whole).values())
+
+    def record(self, step: int, event: Event, environment: str, repeatable: bool = True) -> int:
+        """Have the release of `step` on disk, and say which attempt it is. Must return before the noise is drawn.
+
+        Noise that cannot be drawn again is a new release every time, with a line of its own.
+        """
         past = self.latest.get(step)
-        if past and past.environment == environment and past.event == event and self._history_stands(past):
+        if (
+            repeatable
+            and past
+            and past.environment == environment
+            and past.event == event
+            and self._history_stands(past)
+        ):
             return past.attempt
         entry = Entry(step, past.attempt + 1 if past else 0, environment, event)
         self._write({"step": step, "attempt": entry.attempt, "environment": environment, "event": event.to_json()})

@@ -1,4 +1,4 @@
-"""Gaussian noise and the three places where it can be added (PFL-ASR appendix H.1).
+"""The three places where Gaussian noise can be added (PFL-ASR appendix H.1).
 
 With noise of standard deviation s C on the average, the same distribution of the result arises from s S C on the sum of
 a cohort of S users, or from s_client C on every user. Here every scale is turned into z = noise on the sum divided by
@@ -10,9 +10,6 @@ s = z max(w) / q; uniform weights give the paper's z = s S.
 Differs from the paper: its s_client = s sqrt(q / sum_k w_k^2) gives the right variance only on average over cohorts,
 while a Poisson cohort that happens to be small would be under-protected. The sum over the realised cohort takes the
 place of its expectation, so that the sum always carries exactly the noise that is accounted for.
-
-The noise is seeded, for research: whoever knows the seed can subtract it. Blocks of coordinates have generators of
-their own, so the vector does not depend on how the work is split.
 """
 
 from __future__ import annotations
@@ -20,13 +17,8 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-import torch
-from torch import Tensor
-
-from confide.randomness import generator
 
 Placement = Literal["sum", "average", "client"]
-BLOCK = 1 << 20
 
 
 def average_scale(scale: float, placement: Placement, rate: float, weights: np.ndarray) -> float:
@@ -46,15 +38,3 @@ def multiplier_of_average(scale: float, rate: float, weights: np.ndarray) -> flo
 def average_of_multiplier(z: float, rate: float, weights: np.ndarray) -> float:
     """s_avg from z."""
     return z * float(weights.max()) / rate
-
-
-def gaussian(like: Tensor, seed: int, step: int, user: int = 0, attempt: int = 0) -> Tensor:
-    """Standard normal noise in the shape and type of a flat vector."""
-    purpose = "noise" if attempt == 0 else f"noise/{attempt}"
-    out = torch.empty_like(like)
-    kind = np.float64 if like.dtype == torch.float64 else np.float32
-    for block, start in enumerate(range(0, out.numel(), BLOCK)):
-        piece = out[start : start + BLOCK]
-        draw = generator(seed, f"{purpose}/{block}", step, user)
-        piece.copy_(torch.from_numpy(draw.standard_normal(piece.numel(), dtype=kind)))
-    return out

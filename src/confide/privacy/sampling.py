@@ -1,14 +1,26 @@
-"""Who takes part in a central step. The sampler that runs is the one that is accounted for."""
+"""Who takes part in a central step. The sampler that runs is the one that is accounted for.
+
+A Poisson cohort asks every user's own 32 random bits whether they fall below the rate: Bernoulli per user, not a count
+and then a choice. The bits are a keystream of AES in counter mode, whose key is a hash of seed and step or, for a
+release, comes from the operating system: who took part is what amplification by sampling hides, so it must not be
+known to whoever knows the recipe. The rate is rounded down to a multiple of 2^-32, which can only spend less.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
 from typing import Literal
 
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from pydantic import BaseModel, ConfigDict, Field
 
-from confide.privacy.events import Sampler
+from confide.privacy.factorisation import cyclic_cohort
 from confide.randomness import generator
+
+Kind = Literal["poisson", "fixed", "everyone", "cyclic"]
+_BLOCK = 1 << 18
 
 
 class Sampling(BaseModel):
@@ -16,23 +28,42 @@ class Sampling(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kind: Literal["poisson", "fixed"] = Field(
+    kind: Literal["poisson", "fixed", "cyclic"] = Field(
         "poisson",
-        description="poisson: every user independently; fixed: exactly `cohort` users without replacement",
+        description="poisson: every user independently; fixed: exactly `cohort` users without replacement; "
+        "cyclic: fixed groups of at least `cohort` users, one after the other",
     )
-    cohort: int = Field(gt=0, description="S, the expected (poisson) or exact (fixed) number of users in a step")
+    cohort: int = Field(gt=0, description="S, the expected (poisson), exact (fixed) or least (cyclic) number of users")
 
 
-def sampler_of(settings: Sampling, population: int) -> Sampler:
+def sampler_of(settings: Sampling, population: int) -> Kind:
     """Full participation is the plain Gaussian mechanism, whichever way it was asked for."""
+    if settings.kind == "cyclic":
+        return "cyclic"
     return "everyone" if settings.cohort == population else settings.kind
 
 
-def draw_cohort(sampler: Sampler, cohort: int, population: int, seed: int, step: int) -> np.ndarray:
-    """Indices of the cohort's users in rising order."""
-    if sampler == "everyone":
+def draw_cohort(kind: Kind, cohort: int, population: int, seed: int | None, step: int) -> np.ndarray:
+    """Indices of the cohort's users in rising order. Without a seed they can neither be foretold nor drawn again."""
+    if kind == "everyone" or cohort == population:
         return np.arange(population)
-    draw = generator(seed, "cohort", step)
-    if sampler == "poisson":
-        return np.flatnonzero(draw.random(population) < cohort / population)
+    if kind == "cyclic":
+        return cyclic_cohort(population, cohort, seed or 0, step)  # the schedule is public in any case
+    if kind == "poisson":
+        return _bernoulli(cohort / population, population, seed, step)
+    draw = generator(int.from_bytes(os.urandom(16)) if seed is None else seed, "cohort", step)
     return np.sort(draw.choice(population, size=cohort, replace=False))
+
+
+def _bernoulli(rate: float, population: int, seed: int | None, step: int) -> np.ndarray:
+    place = f"{seed}/cohort/{step}".encode()
+    key = os.urandom(16) if seed is None else hashlib.blake2b(place, digest_size=16, person=b"confide cohort").digest()
+    stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    threshold = np.uint32(int(rate * 2**32))
+    zeros, bits = bytes(4 * _BLOCK), np.empty(4 * _BLOCK + 16, dtype=np.uint8)
+    chosen = []
+    for start in range(0, population, _BLOCK):
+        stream.update_into(zeros, bits.data)
+        block = bits[: 4 * _BLOCK].view("<u4")[: population - start]
+        chosen.append(np.flatnonzero(block < threshold) + start)
+    return np.concatenate(chosen)
