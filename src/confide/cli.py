@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from confide import plan_commands
+from confide import corpus_commands, plan_commands
 from confide.errors import Stopped, UserError
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ Start here:
 """,
 )
 app.add_typer(plan_commands.app, name="plan")
+app.add_typer(corpus_commands.app, name="corpus")
 recipes = typer.Typer(no_args_is_help=True, help="Look at recipes: the documents that describe runs.")
 app.add_typer(recipes, name="recipe")
 

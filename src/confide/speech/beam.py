@@ -1,0 +1,172 @@
+"""CTC beam search over a word list with an n-gram language model (an option; the paper decodes greedily).
+
+The search is flashlight-text's lexicon decoder, which grew out of wav2letter's. Chosen because its wheel holds the
+decoder in C++ and KenLM itself, so that nothing has to be compiled; pyctcdecode searches in Python and needs numpy
+below 2 and a KenLM built from source.
+
+Every word that can be heard has to be in the word list. That is the list of the model's own 1-grams, or a text file
+with a word per line, which a binary KenLM file needs. Words are spelt in lower case; one that the token set cannot
+spell is left out and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from confide.errors import UserError
+from confide.speech.decode import Word, merge_repeats
+
+_MARKS = {"<s>", "</s>", "<unk>", "<UNK>"}
+# Log-probability of a token in the frame that is put behind the last: the boundary and the blank are free there.
+_IMPOSSIBLE = -1e4
+
+
+class BeamSettings(BaseModel):
+    """The language model and how much it counts."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    language_model: Path = Field(description="n-gram model: ARPA text, or KenLM's binary form")
+    words: Path | None = Field(None, description="a word per line; none: the 1-grams of the ARPA file")
+    beam: int = Field(100, ge=1, description="hypotheses kept at each frame")
+    beam_tokens: int = Field(30, ge=1, description="tokens tried at each frame, best first")
+    threshold: float = Field(25.0, gt=0, description="hypotheses so far below the best one are dropped")
+    weight: float = Field(1.0, ge=0, allow_inf_nan=False, description="of the language model's log10 probability")
+    word_score: float = Field(0.0, allow_inf_nan=False, description="added for every word; above 0: more words")
+
+
+class BeamSearch:
+    """A decoder that is made once and used for many utterances.
+
+    `names` are the token names in the order of the logits; a word is spelt with the one-character ones.
+    """
+
+    def __init__(self, settings: BeamSettings, names: Sequence[str], blank: int = 0, boundary: int = 1) -> None:
+        decoder, kenlm, dictionary = _library()
+        letters = {name: i for i, name in enumerate(names) if len(name) == 1 and i not in (blank, boundary)}
+        listed = _words(settings)
+        spelt = [word for word in listed if all(letter in letters for letter in word.lower())]
+        self.skipped = len(listed) - len(spelt)
+        if not spelt:
+            source = settings.words or settings.language_model
+            raise UserError(f"no word of {source} can be spelt with the tokens {''.join(letters)}; give other words")
+        self._words = [word.lower() for word in spelt]
+        self.tokens, self._blank, self._boundary = len(names), blank, boundary
+
+        entries = dictionary.Dictionary()
+        for word in [*spelt, "<unk>"]:
+            entries.add_entry(word)
+        try:
+            model = kenlm.KenLM(str(settings.language_model), entries)
+        except (RuntimeError, ValueError) as error:
+            raise UserError(
+                f"{settings.language_model} cannot be read as an n-gram model: {str(error).splitlines()[-1]}; give "
+                "an ARPA file or one that KenLM's build_binary made"
+            ) from error
+        trie = decoder.Trie(self.tokens, boundary)
+        start = model.start(False)
+        for index, word in enumerate(self._words):
+            _, alone = model.score(start, index)
+            trie.insert([*(letters[letter] for letter in word), boundary], index, alone)
+        trie.smear(decoder.SmearingMode.MAX)
+        options = decoder.LexiconDecoderOptions(
+            settings.beam, min(settings.beam_tokens, self.tokens), settings.threshold, settings.weight,
+            settings.word_score, -np.inf, 0.0, False, decoder.CriterionType.CTC,
+        )  # fmt: skip
+        unknown = entries.get_index("<unk>")
+        self._decoder = decoder.LexiconDecoder(options, trie, model, boundary, blank, unknown, [], False)
+        self._keep_alive = (trie, model, entries)
+
+    def words(self, logits: np.ndarray) -> list[Word]:
+        """The best words of one utterance and where they were heard."""  # logits (frames, tokens)
+        if logits.ndim != 2 or logits.shape[1] != self.tokens:
+            raise UserError(f"logits have shape {logits.shape}; expected (frames, {self.tokens})")
+        frames = len(logits)
+        if frames == 0:
+            return []
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        emissions = np.full((frames + 1, self.tokens), _IMPOSSIBLE, dtype=np.float32)
+        emissions[:frames] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        emissions[frames, [self._blank, self._boundary]] = 0.0  # lets the last word end with the utterance
+        results = self._decoder.decode(emissions.ctypes.data, frames + 1, self.tokens)
+        if not results:
+            return []
+        # The path has a step before the first frame and one after the last.
+        path = np.asarray(results[0].tokens[1 : frames + 2])[None]
+        (heard,) = merge_repeats(path, np.array([path.shape[1]]), self._blank)
+        chosen = [self._words[index] for index in results[0].words if 0 <= index < len(self._words)]
+        spans = list(_spans(heard.tokens, heard.first, heard.last, self._boundary))
+        return [
+            Word(text, first, min(last, frames - 1)) for text, (first, last) in zip(chosen, spans, strict=False)
+        ]  # the utterance may end inside a word, which then has a span but is none
+
+    def text(self, logits: np.ndarray) -> str:
+        return " ".join(word.text for word in self.words(logits))
+
+
+def _spans(tokens: list[int], first: list[int], last: list[int], boundary: int) -> Iterator[tuple[int, int]]:
+    """First and last frame of each stretch between boundaries."""
+    begin: int | None = None
+    for index, token in enumerate(tokens):
+        if token != boundary and begin is None:
+            begin = index
+        elif token == boundary and begin is not None:
+            yield first[begin], last[index - 1]
+            begin = None
+    if begin is not None:
+        yield first[begin], last[-1]
+
+
+def _words(settings: BeamSettings) -> list[str]:
+    """The words that can be heard, each once, in the file's order."""
+    for path in (settings.language_model, settings.words):
+        if path is not None and not path.is_file():
+            raise UserError(f"there is no file {path}; give the path of an n-gram model, and of its word list")
+    try:
+        if settings.words is not None:
+            listed = [line.strip() for line in settings.words.read_text(encoding="utf-8").splitlines()]
+        else:
+            listed = list(_one_grams(settings.language_model))
+    except UnicodeDecodeError as error:
+        if settings.words is not None:
+            raise UserError(f"{settings.words} is not UTF-8 text; give a text file with a word per line") from error
+        raise UserError(
+            f"{settings.language_model} is not text, so it does not tell its words; give them as `words`, one per line"
+        ) from error
+    return list(dict.fromkeys(word for word in listed if word and word not in _MARKS))
+
+
+def _one_grams(path: Path) -> Iterator[str]:
+    """The words of an ARPA file's section of 1-grams."""
+    inside = False
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith("\\"):
+                if inside:
+                    return
+                inside = line.strip() == "\\1-grams:"
+            elif inside and line.strip():
+                parts = line.split()
+                if len(parts) < 2:
+                    raise UserError(f"{path} has a 1-gram without a word: {line.strip()!r}; give a whole ARPA file")
+                yield parts[1]
+    raise UserError(
+        f"{path} is no ARPA file, or a truncated one: its section of 1-grams does not end; give a whole one"
+    )
+
+
+def _library() -> tuple[Any, Any, Any]:
+    try:
+        names = ("decoder", "decoder.kenlm", "dictionary")
+        decoder, kenlm, dictionary = (import_module(f"flashlight.lib.text.{name}") for name in names)
+    except ImportError as error:
+        raise UserError(
+            "beam search needs flashlight-text, which is not installed: pip install 'confide[beam]', or decode greedily"
+        ) from error
+    return decoder, kenlm, dictionary

@@ -1,0 +1,42 @@
+"""CMU AN4: spelled words, numbers and commands by 84 people, as 16 kHz FLAC with train.tsv and test.tsv.
+
+Not one of PFL-ASR's corpora: a small real one, for trying its claims. Training and test speakers are different people.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from confide.speech.corpora.listing import Entry, gathered
+from confide.speech.corpora.settings import SpeakerSettings, place
+from confide.speech.corpora.tables import read_table
+from confide.speech.corpus import Corpus, Progress, Skipped
+
+_SOURCE = (
+    "http://www.speech.cs.cmu.edu/databases/an4 (as FLAC files, with tables train.tsv and test.tsv of the columns "
+    "utterance, speaker, path and text)"
+)
+
+
+class An4Settings(SpeakerSettings):
+    """CMU AN4: spelled words, numbers and commands, about 100 words in all."""
+
+    kind: Literal["an4"] = "an4"
+    folder: Path | None = Field(None, description="the folder with train.tsv and test.tsv; else an4 in CONFIDE_DATA")
+    subset: Literal["train", "test"] = Field("train", description="train has 74 speakers, test 10 others")
+
+
+def an4(settings: An4Settings, progress: Progress | None = None) -> Corpus:
+    """Read the table of the subset."""
+    folder = place(settings.folder, "an4", "AN4", _SOURCE)
+    entries: list[Entry] = []
+    skipped: list[Skipped] = []
+    for row in read_table(folder / f"{settings.subset}.tsv", ("utterance", "speaker", "path", "text")):
+        if isinstance(row, Skipped):
+            skipped.append(row)
+        else:
+            entries.append(Entry(row["utterance"], row["speaker"], (folder / row["path"],), row["text"].strip()))
+    return gathered(f"AN4-{settings.subset}", "en", entries, skipped, settings, progress)

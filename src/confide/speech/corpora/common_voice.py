@@ -1,0 +1,105 @@
+"""Common Voice in its published layout: LANGUAGE/{train,dev,test}.tsv and LANGUAGE/clips/*.mp3.
+
+Serves PFL-ASR, section 4 and Table 2: version 13.0 in English, French and German, where a speaker is a client_id. With
+share=10 the training set becomes CV-en-train-10, with share=90 the rest of it; the paper's own names are understood
+as well.
+
+Differs from the paper: which speakers are in a share is fixed by a hash of their ids, as the paper's choice is not
+published. Differs from the usual tool: see `librispeech`; lhotse's recipe also wants a folder to write to.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from confide.errors import UserError
+from confide.speech.corpora.listing import Entry, gathered
+from confide.speech.corpora.settings import SpeakerSettings, data_folder
+from confide.speech.corpora.tables import read_table
+from confide.speech.corpus import Corpus, Language, Progress, Skipped
+
+_SOURCE = "https://commonvoice.mozilla.org/en/datasets (Common Voice Corpus 13.0)"
+_RELEASE = "cv-corpus-13.0-*"
+_PAPERS_NAME = re.compile(r"(?:CV-(?P<language>[a-z]{2})-)?(?P<subset>[a-z]+)(?:-(?P<share>\d{1,2}))?")
+
+
+class CommonVoiceSettings(SpeakerSettings):
+    """Common Voice: sentences read by volunteers on their own devices, MP3."""
+
+    kind: Literal["common_voice"] = "common_voice"
+    folder: Path | None = Field(
+        None,
+        description="the folder of the release, of its language, or the one around it; else cv-corpus-13.0-* in "
+        "CONFIDE_DATA",
+    )
+    language: Language = Field("en", description="en, fr or de")
+    subset: Literal["train", "dev", "test"] = Field(
+        "train", description="train, dev or test; CV-en-train-10 and train-10 stand for train with share 10"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _understand_the_papers_names(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        match = _PAPERS_NAME.fullmatch(str(given.get("subset", "")))
+        if match is None or (match["language"] is None and match["share"] is None):
+            return given
+        said: dict[str, Any] = {"subset": match["subset"]}
+        if match["language"] is not None:
+            said["language"] = match["language"]
+        if match["share"] is not None:
+            said["share"] = int(match["share"])
+        for key, value in said.items():
+            if key != "subset" and given.get(key) not in (None, value):
+                told = {"key": key, "subset": given["subset"], "value": given[key]}
+                raise PydanticCustomError(
+                    "corpus", "Input should be a {key} that agrees with {subset}, not {value}", told
+                )
+        return {**given, **said}
+
+
+def common_voice(settings: CommonVoiceSettings, progress: Progress | None = None) -> Corpus:
+    """Read the table of the subset."""
+    folder = _language_folder(settings)
+    entries: list[Entry] = []
+    skipped: list[Skipped] = []
+    for row in read_table(folder / f"{settings.subset}.tsv", ("client_id", "path", "sentence")):
+        if isinstance(row, Skipped):
+            skipped.append(row)
+            continue
+        clip = row["path"].strip()
+        # Early releases list clips without their ending.
+        file = clip if Path(clip).suffix else f"{clip}.mp3"
+        entries.append(Entry(Path(file).stem, row["client_id"], (folder / "clips" / file,), row["sentence"].strip()))
+    return gathered(
+        f"CV-{settings.language}-{settings.subset}", settings.language, entries, skipped, settings, progress
+    )
+
+
+def _language_folder(settings: CommonVoiceSettings) -> Path:
+    root = settings.folder.expanduser() if settings.folder is not None else data_folder()
+    table = f"{settings.subset}.tsv"
+    choices = [root, root / settings.language]
+    # Without a folder, only the version that the paper uses is taken; a folder may name any.
+    releases = _RELEASE if settings.folder is None else "cv-corpus-*"
+    choices += [release / settings.language for release in sorted(root.glob(releases))]
+    # A folder that holds the table itself is the language's own: en/train.tsv is not taken for French.
+    found = [c for c in choices if (c / table).is_file() and (c != root or c.resolve().name == settings.language)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UserError(
+            f"{root} holds Common Voice more than once ({', '.join(str(f) for f in found)}); name one in folder"
+        )
+    raise UserError(
+        f"Common Voice was looked for in {root}, but there is no {settings.language}/{table} in it, nor in a folder "
+        f"{releases} in it; get it from {_SOURCE}, unpack it, and pass the folder that holds {settings.language} "
+        "(folder: in a recipe, --folder on the command line), or put it into the folder that the environment variable "
+        "CONFIDE_DATA names"
+    )

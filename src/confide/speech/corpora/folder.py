@@ -1,0 +1,99 @@
+"""Your own recordings: a folder SPEAKER/UTTERANCE.{wav,flac,mp3} with a .txt beside each, or a table that names them.
+
+Not PFL-ASR's corpora: the way in for any other. Every file that is not used is named, with the reason.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from confide.errors import UserError
+from confide.speech.corpora.listing import Entry, gathered
+from confide.speech.corpora.settings import SpeakerSettings
+from confide.speech.corpora.tables import read_table
+from confide.speech.corpus import Corpus, Language, Progress, Skipped
+
+AUDIO = (".wav", ".flac", ".mp3", ".ogg")
+
+
+class FolderSettings(SpeakerSettings):
+    """A folder of speakers' folders: speaker/utterance.wav (or flac, mp3, ogg) and speaker/utterance.txt."""
+
+    kind: Literal["folder"] = "folder"
+    folder: Path = Field(description="the folder whose subfolders are the speakers")
+    language: Language = Field("en", description="en, fr or de")
+
+
+class TsvSettings(SpeakerSettings):
+    """A tab-separated table with the columns speaker, path, text and, if you like, utterance."""
+
+    kind: Literal["tsv"] = "tsv"
+    file: Path = Field(description="the table; its first line names the columns")
+    folder: Path | None = Field(None, description="what paths in the table are relative to; else the table's folder")
+    language: Language = Field("en", description="en, fr or de")
+
+
+def folder(settings: FolderSettings, progress: Progress | None = None) -> Corpus:
+    """Every folder is a speaker, with folders in it or without."""
+    root = settings.folder.expanduser()
+    if not root.is_dir():
+        raise UserError(
+            f"folder={root} is no folder; expected one whose subfolders are the speakers, each with audio files and a "
+            ".txt of the same name beside each"
+        )
+    entries: list[Entry] = []
+    skipped: list[Skipped] = []
+    for path in sorted(root.rglob("*")):
+        parts = path.relative_to(root).parts
+        if path.is_dir() or any(part.startswith(".") for part in parts):
+            continue
+        entry = _entry(path, parts)
+        if isinstance(entry, Entry):
+            entries.append(entry)
+        elif entry is not None:
+            skipped.append(Skipped("/".join(parts), entry))
+    return gathered(root.resolve().name, settings.language, entries, skipped, settings, progress)
+
+
+def tsv(settings: TsvSettings, progress: Progress | None = None) -> Corpus:
+    """One row per utterance; without the column utterance, the path is its name."""
+    file = settings.file.expanduser()
+    root = settings.folder.expanduser() if settings.folder is not None else file.parent
+    entries: list[Entry] = []
+    skipped: list[Skipped] = []
+    for row in read_table(file, ("speaker", "path", "text")):
+        if isinstance(row, Skipped):
+            skipped.append(row)
+            continue
+        speaker, path = row["speaker"].strip(), row["path"].strip()
+        name = row.values.get("utterance", "").strip() or path
+        lacking = "speaker" if not speaker else "path"
+        if speaker and path:
+            entries.append(Entry(name, speaker, (root / path,), row["text"].strip()))
+        else:
+            skipped.append(Skipped(f"{file.name}:{row.line}", f"no {lacking}"))
+    return gathered(file.stem, settings.language, entries, skipped, settings, progress)
+
+
+def _entry(path: Path, parts: tuple[str, ...]) -> Entry | str | None:
+    """The utterance of an audio file, the reason why it is none, or None for what is no audio file's business."""
+    ending = path.suffix.lower()
+    if ending == ".txt":
+        spoken = any(path.with_suffix(e).exists() or path.with_suffix(e.upper()).exists() for e in AUDIO)
+        return None if spoken or len(parts) == 1 else "text without audio"
+    if ending not in AUDIO:
+        return None if len(parts) == 1 else f"not {', '.join(e[1:] for e in AUDIO)}: {ending or 'no ending'}"
+    if len(parts) == 1:
+        return "no speaker: the file lies beside the speakers' folders, not in one of them"
+    try:
+        text = path.with_suffix(".txt").read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        return "no text: there is no .txt of the same name beside it"
+    except UnicodeDecodeError:
+        return "unreadable text: it is not UTF-8"
+    except OSError as error:
+        return f"unreadable text: {error.strerror}"
+    return Entry(Path(*parts).with_suffix("").as_posix(), parts[0], (path,), " ".join(text.split()))

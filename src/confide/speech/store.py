@@ -1,0 +1,306 @@
+"""Features on disk, one file per speaker, so that a client's step does no signal processing.
+
+Serves PFL-ASR, section 4: features and targets of every utterance are made once, before training. A speaker's file is
+named after everything that decides its contents (feature settings, token set, stride, and the utterances' ids, texts,
+files, sizes and times of change), so what was made once is found again, also by another corpus with the same speaker,
+and what has changed is made anew. An index for the whole corpus spares the opening of every file.
+
+Features are kept as float16: normalised log-mels lie within about +-5, where its error is at most 2e-3 and on average
+1.5e-4 of a standard deviation; a tiny model's log-probabilities move by less than 1e-2 and its greedy labels stay.
+
+An utterance is skipped, counted and named when it cannot be decoded, has no word, or has a label that is longer than
+CTC can align: floor(frames / stride) must be at least the number of tokens and one more for each repeated neighbour.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+from numpy.typing import NDArray
+from safetensors.numpy import load, save
+
+from confide.errors import UserError
+from confide.files import write_atomically
+from confide.progress import Reporter
+from confide.speech.cache import cache_folder, make_folder
+from confide.speech.corpus import Corpus, Skipped, Undecodable, Utterance, read_audio
+from confide.speech.features import FeatureSettings, log_mel
+from confide.speech.tokens import Tokens
+
+# Part of every file's name: change it whenever the same audio would give other features or another file.
+_SCHEME = 1
+_STRIDE = 3
+
+
+@dataclass(frozen=True)
+class _Speaker:
+    """What the index knows of a speaker: n kept utterances with all their tokens one after the other."""
+
+    name: str
+    key: str
+    size: int  # bytes of the file, to notice one that was cut
+    checksum: int
+    kept: NDArray[np.int32]  # (n,) positions among the corpus's utterances of this speaker
+    frames: NDArray[np.int32]  # (n,)
+    lengths: NDArray[np.int32]  # (n,) of the targets
+    tokens: NDArray[np.uint8]  # (sum of lengths,)
+    skipped: tuple[Skipped, ...] = ()
+
+
+@dataclass
+class FeatureStore:
+    """Users by number, in the order of `speakers`; their features are read from disk when asked for."""
+
+    folder: Path
+    settings: FeatureSettings
+    token_set: Tokens
+    stride: int
+    speakers: list[str]
+    skipped: list[Skipped]
+    _index: list[_Speaker]
+    _utterances: list[list[Utterance]]
+    _checked: set[int] = field(default_factory=set)
+
+    @property
+    def examples(self) -> NDArray[np.int64]:
+        """How many utterances each user has."""  # (users,)
+        return np.array([len(speaker.kept) for speaker in self._index], dtype=np.int64)
+
+    def utterances(self, user: int) -> list[Utterance]:
+        """A user's usable utterances."""
+        own = self._utterances[user]
+        return [own[position] for position in self._index[user].kept]
+
+    def texts(self, user: int) -> list[str]:
+        """What a user says, as the tokens spell it: the reference of a word error rate."""
+        return [self.token_set.normalise(utterance.text) for utterance in self.utterances(user)]
+
+    def seconds(self, user: int) -> NDArray[np.float64]:
+        """The length of each of a user's utterances."""  # (n,)
+        return np.array([utterance.seconds for utterance in self.utterances(user)], dtype=np.float64)
+
+    def frames(self, user: int) -> NDArray[np.int32]:
+        """The number of frames of each of a user's utterances."""  # (n,)
+        return self._index[user].frames
+
+    def targets(self, user: int, indices: Sequence[int] | np.ndarray) -> list[NDArray[np.int64]]:
+        """Token numbers of the chosen utterances."""
+        speaker = self._index[user]
+        ends = np.cumsum(speaker.lengths)
+        return [speaker.tokens[ends[i] - speaker.lengths[i] : ends[i]].astype(np.int64) for i in indices]
+
+    def features(self, user: int, indices: Sequence[int] | np.ndarray) -> list[NDArray[np.float32]]:
+        """Features (frames, mels) of the chosen utterances, read from the speaker's file."""
+        speaker = self._index[user]
+        path = _path(self.folder, speaker.key)
+        if user not in self._checked:
+            self._verify(user, path)
+        ends = np.cumsum(speaker.frames, dtype=np.int64)
+        with safetensors.safe_open(path, framework="np") as file:
+            rows = file.get_slice("features")
+            return [rows[int(ends[i] - speaker.frames[i]) : int(ends[i])].astype(np.float32) for i in indices]
+
+    def _verify(self, user: int, path: Path) -> None:
+        """Once per process and speaker: a file that has changed since it was written is made again."""
+        speaker = self._index[user]
+        if _read(path, speaker.name) is None:
+            again = _make(path, speaker.name, self._utterances[user], self.settings, self.token_set, self.stride)
+            if again.checksum != speaker.checksum:
+                raise UserError(
+                    f"the audio of speaker {speaker.name} has changed since its features were made in {path}; "
+                    "expected it to stay as it is during a run: start the run again"
+                )
+        self._checked.add(user)
+
+
+def open_store(
+    corpus: Corpus, tokens: Tokens, settings: FeatureSettings, folder: Path | None = None,
+    stride: int = _STRIDE, workers: int = 1, quiet: bool = False,
+) -> FeatureStore:  # fmt: skip
+    """The features of a corpus, made where `folder` (none: the user's cache) does not hold them yet."""
+    place = (folder or cache_folder() / "features").expanduser()
+    common = f"{_SCHEME}\n{settings.model_dump_json()}\n{tokens.version}\n{stride}"
+    keys = {name: _key(common, name, own) for name, own in corpus.speakers.items()}
+    everything = hashlib.sha256("\n".join(keys.values()).encode()).hexdigest()[:32]
+    index_path = place / f"{everything}.index"
+
+    def make(name: str) -> _Speaker:
+        return _make(_path(place, keys[name]), name, corpus.speakers[name], settings, tokens, stride)
+
+    index = _read_index(index_path, place)
+    if index is None:
+        make_folder(place)
+        index = _prepare(corpus, keys, place, make, workers, quiet)
+        _write(index_path, _pack_index(index))
+    usable = [speaker for speaker in index if len(speaker.kept)]
+    skipped = [item for speaker in index for item in speaker.skipped]
+    if not usable:
+        reasons = "; ".join(f"{item.id}: {item.reason}" for item in skipped[:3])
+        raise UserError(
+            f"the corpus {corpus.name} has no usable utterance among {len(skipped)} ({reasons}); expected at least "
+            "one speaker with readable audio and text that fits it: check the corpus's folder and language"
+        )
+    return FeatureStore(
+        folder=place, settings=settings, token_set=tokens, stride=stride, speakers=[s.name for s in usable],
+        skipped=skipped, _index=usable, _utterances=[corpus.speakers[s.name] for s in usable],
+    )  # fmt: skip
+
+
+def frames_needed(labels: Sequence[int]) -> int:
+    """The fewest frames that CTC can align the labels with: a blank must part equal neighbours."""
+    return len(labels) + sum(a == b for a, b in pairwise(labels))
+
+
+def _key(common: str, name: str, utterances: list[Utterance]) -> str:
+    digest = hashlib.sha256(f"{common}\n{name}\n".encode())
+    for utterance in utterances:
+        digest.update(f"{utterance.id}\n{utterance.text}\n".encode())
+        for path in utterance.audio:
+            try:
+                state = os.stat(path)
+                digest.update(f"{path}\n{state.st_size}\n{state.st_mtime_ns}\n".encode())
+            except OSError:
+                digest.update(f"{path}\nmissing\n".encode())
+    return digest.hexdigest()[:32]
+
+
+def _path(folder: Path, key: str) -> Path:
+    # Two characters of folder: tens of thousands of files in one folder are slow on some systems.
+    return folder / key[:2] / f"{key}.safetensors"
+
+
+def _prepare(
+    corpus: Corpus, keys: dict[str, str], folder: Path, make: Callable[[str], _Speaker], workers: int, quiet: bool
+) -> list[_Speaker]:
+    found = {name: _read(_path(folder, key), name) for name, key in keys.items()}
+    missing = [name for name, speaker in found.items() if speaker is None]
+    done = len(found) - len(missing)
+    # Threads: decoding, the Fourier transform and the product with the filters all run without Python's lock.
+    pool = ThreadPoolExecutor(max(1, workers))
+    try:
+        with Reporter(f"features ({corpus.name})", len(found), done=done, quiet=quiet) as reporter:
+            for name, speaker in zip(missing, pool.map(make, missing), strict=True):
+                found[name] = speaker
+                reporter.advance(name)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return [speaker for speaker in found.values() if speaker is not None]
+
+
+def _make(
+    path: Path, name: str, utterances: list[Utterance], settings: FeatureSettings, tokens: Tokens, stride: int
+) -> _Speaker:
+    """Compute and write one speaker's file."""
+    kept, features, targets, skipped = [], [], [], []
+    for position, utterance in enumerate(utterances):
+        target = tokens.encode(utterance.text)
+        try:
+            if not target:
+                raise Undecodable("no text: nothing is left of it in the token set")
+            values = log_mel(read_audio(utterance), settings)
+            needed, there = frames_needed(target), len(values) // stride
+            if there < needed:
+                raise Undecodable(f"label too long: {needed} frames needed after the stride, {there} there")
+        except Undecodable as error:
+            skipped.append(Skipped(utterance.id, str(error)))
+            continue
+        kept.append(position)
+        features.append(values.astype(np.float16))
+        targets.append(np.array(target, dtype=np.uint8))
+    arrays: dict[str, np.ndarray] = {
+        "features": np.concatenate(features) if features else np.empty((0, settings.mels), dtype=np.float16),
+        "kept": np.array(kept, dtype=np.int32),
+        "frames": np.array([len(f) for f in features], dtype=np.int32),
+        "lengths": np.array([len(t) for t in targets], dtype=np.int32),
+        "tokens": np.concatenate(targets) if targets else np.empty(0, dtype=np.uint8),
+    }
+    note = {"checksum": _checksum(arrays), "skipped": [[s.id, s.reason] for s in skipped]}
+    content = save(arrays, metadata={"note": json.dumps(note)})
+    _write(path, content)
+    return _described(name, path, len(content), arrays, note)
+
+
+def _described(name: str, path: Path, size: int, arrays: dict[str, np.ndarray], note: dict[str, Any]) -> _Speaker:
+    return _Speaker(
+        name=name, key=path.stem, size=size, checksum=note["checksum"], kept=arrays["kept"], frames=arrays["frames"],
+        lengths=arrays["lengths"], tokens=arrays["tokens"],
+        skipped=tuple(Skipped(identity, reason) for identity, reason in note["skipped"]),
+    )  # fmt: skip
+
+
+def _checksum(arrays: dict[str, np.ndarray]) -> int:
+    value = 0
+    for key in ("features", "kept", "frames", "lengths", "tokens"):
+        value = zlib.crc32(np.ascontiguousarray(arrays[key]).data.cast("B") if arrays[key].size else b"", value)
+    return value
+
+
+def _read(path: Path, name: str) -> _Speaker | None:
+    """What a speaker's file holds, or None if it is missing or not as it was written."""
+    try:
+        with safetensors.safe_open(path, framework="np") as file:
+            note = json.loads((file.metadata() or {})["note"])
+            arrays = {key: file.get_tensor(key) for key in ("features", "kept", "frames", "lengths", "tokens")}
+        if _checksum(arrays) != note["checksum"] or arrays["frames"].sum() != len(arrays["features"]):
+            return None
+        return _described(name, path, path.stat().st_size, arrays, note)
+    except (OSError, safetensors.SafetensorError, ValueError, KeyError, TypeError):
+        return None
+
+
+_NUMBERS = ("kept", "frames", "lengths", "tokens")
+
+
+def _pack_index(index: list[_Speaker]) -> bytes:
+    arrays = {key: np.concatenate([getattr(speaker, key) for speaker in index]) for key in _NUMBERS}
+    speakers = [
+        [s.name, s.key, s.size, s.checksum, len(s.kept), len(s.tokens), [[i.id, i.reason] for i in s.skipped]]
+        for s in index
+    ]
+    arrays["speakers"] = np.frombuffer(json.dumps(speakers).encode(), dtype=np.uint8)
+    check = zlib.crc32(b"".join(arrays[key].tobytes() for key in sorted(arrays)))
+    return save({**arrays, "check": np.array([check], dtype=np.uint32)})
+
+
+def _read_index(path: Path, folder: Path) -> list[_Speaker] | None:
+    """The index, or None if there is none, if it is damaged, or if a file that it names is gone or cut."""
+    try:
+        arrays = load(path.read_bytes())
+        check = int(arrays.pop("check")[0])
+        if check != zlib.crc32(b"".join(arrays[key].tobytes() for key in sorted(arrays))):
+            return None
+        index, rows, letters = [], 0, 0
+        for name, key, size, checksum, kept, tokens, skipped in json.loads(arrays["speakers"].tobytes()):
+            if os.stat(_path(folder, key)).st_size != size:
+                return None
+            own, text = slice(rows, rows + kept), slice(letters, letters + tokens)
+            rows, letters = rows + kept, letters + tokens
+            index.append(_Speaker(
+                name, key, size, checksum, arrays["kept"][own], arrays["frames"][own], arrays["lengths"][own],
+                arrays["tokens"][text], tuple(Skipped(identity, reason) for identity, reason in skipped),
+            ))  # fmt: skip
+        return index
+    except (OSError, safetensors.SafetensorError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content, f".{os.getpid()}.tmp")
+    except OSError as error:
+        raise UserError(
+            f"cannot write features to {path} ({error.strerror}); expected a writable folder with "
+            f"{len(content) / 1e6:.1f} MB free: name another cache folder"
+        ) from error

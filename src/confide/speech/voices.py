@@ -1,0 +1,273 @@
+"""The embedded corpus: synthetic speakers who say digits and commands, made on first use and kept in a cache.
+
+It stands in for the paper's corpora (PFL-ASR, section 4) where none can be had. Its three populations copy the
+paper's most realistic setting, a seed model from one distribution and users from another: the seed's speakers have one
+accent, a few voices and quiet studios; the federated users and the test speakers have other accents, other
+voices, faster and slower speech, noise and rooms. A pair of accent and voice belongs either to the federated users or
+to the test speakers, so nobody is tested on a voice that was trained on. German has one accent in espeak-ng, so
+there the populations differ in all but accent.
+
+A speaker depends on (seed, language, population, number) alone: asking for more speakers later adds to the cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from importlib import metadata
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from confide.errors import UserError
+from confide.progress import Reporter
+from confide.randomness import generator
+from confide.speech.cache import cache_folder, make_folder
+from confide.speech.corpus import Corpus, Language, Utterance
+from confide.speech.espeak import RECORD, SAMPLE_RATE, Job, Voice
+from confide.speech.grammar import Sentences, choose, sentence
+
+Population = Literal["seed", "federated", "test"]
+
+# Part of the cache's key: change it whenever the same settings would give other recordings.
+_SCHEME = 1
+_WHEEL = "espeakng-loader"
+
+_ACCENTS: dict[Language, dict[str, tuple[str, ...]]] = {
+    "en": {
+        "seed": ("en-us",),
+        "users": ("en-gb-scotland", "en-gb-x-rp", "en-gb-x-gbclan", "en-gb-x-gbcwmd", "en-029", "en-us-nyc"),
+    },
+    "fr": {"seed": ("fr",), "users": ("fr-be", "fr-ch")},
+    "de": {"seed": ("de",), "users": ("de",)},
+}
+_VARIANTS = {
+    "seed": ("m1", "m3", "m7", "f1", "f2"),
+    # What is left of the wheel's variants without whispers, robots and tests.
+    "users": (
+        "Alex", "Alicia", "Andrea", "Andy", "Annie", "Denis", "Diogo", "Gene", "Gene2", "Henrique", "Hugo", "Jacky",
+        "Lee", "Marco", "Mario", "Michael", "Mike", "Nguyen", "Reed", "RicishayMax", "RicishayMax2", "RicishayMax3",
+        "adam", "anika", "antonio", "aunty", "belinda", "benjamin", "boris", "caleb", "david", "ed", "edward",
+        "edward2", "f3", "f4", "f5", "grandma", "grandpa", "gustave", "ian", "iven", "iven2", "iven3", "iven4", "john",
+        "kaukovalta", "klatt", "klatt2", "klatt3", "klatt4", "linda", "m2", "m4", "m5", "m6", "m8", "marcelo", "max",
+        "michel", "miguel", "mike2", "norbert", "pablo", "paul", "pedro", "quincy", "rob", "robert", "sandro",
+        "shelby", "steph", "steph2", "steph3", "travis", "victor", "zac",
+    ),
+}  # fmt: skip
+# One pair of accent and variant in so many belongs to the test speakers.
+_TEST_SHARE = 5
+
+
+class SyntheticSettings(BaseModel):
+    """Synthetic voices that need nothing but the installed package."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["synthetic"] = "synthetic"
+    language: Language = Field("en", description="en, fr or de")
+    population: Population = Field("federated", description="seed, federated or test: who speaks")
+    speakers: int = Field(100, gt=0, le=100_000, description="how many speakers")
+    utterances: int = Field(10, gt=0, le=9_999, description="how many sentences each says")
+    sentences: Sentences = Field("both", description="digits, commands or both")
+    digits: tuple[int, int] = Field((2, 6), description="fewest and most digits in a sentence of digits")
+    seed: int = Field(0, ge=0, description="another seed gives other speakers")
+    cache: Path | None = Field(None, description="where recordings are kept; none: the user's cache folder")
+
+    @field_validator("digits")
+    @classmethod
+    def _in_order(cls, digits: tuple[int, int]) -> tuple[int, int]:
+        if not 1 <= digits[0] <= digits[1] <= 50:
+            raise ValueError(f"digits={digits} must be two numbers from 1 to 50, the smaller one first")
+        return digits
+
+
+@cache
+def pairs(language: Language, population: Population) -> tuple[tuple[str, str], ...]:
+    """The accents and voice variants that a population's speakers may have."""
+    kind = "seed" if population == "seed" else "users"
+    everything = tuple(product(_ACCENTS[language][kind], _VARIANTS[kind]))
+    return everything if kind == "seed" else tuple(p for p in everything if _is_tested(p) == (population == "test"))
+
+
+def _is_tested(pair: tuple[str, str]) -> bool:
+    return hashlib.blake2b("+".join(pair).encode()).digest()[0] % _TEST_SHARE == 0
+
+
+def voice(settings: SyntheticSettings, number: int) -> Voice:
+    """The voice of one speaker."""
+    draw = generator(settings.seed, f"{_purpose(settings)}/voice", user=number)
+    accent, variant = choose(pairs(settings.language, settings.population), draw)
+
+    def between(low: float, high: float) -> float:
+        return low + (high - low) * float(draw.random())
+
+    if settings.population == "seed":
+        return Voice(
+            accent=accent, variant=variant, pitch=round(between(40, 60)), pitch_range=round(between(40, 60)),
+            rate=round(between(150, 185)), snr=between(30, 40), tilt=between(0, 1), reverberation=0.0, echo=0.0,
+            level=between(0.3, 0.8),
+        )  # fmt: skip
+    return Voice(
+        accent=accent, variant=variant, pitch=round(between(20, 80)), pitch_range=round(between(20, 90)),
+        rate=round(between(130, 240)), snr=between(8, 30), tilt=between(0, 1), reverberation=between(0.1, 0.5),
+        echo=between(0.05, 0.8), level=between(0.1, 0.9),
+    )  # fmt: skip
+
+
+def synthetic_corpus(settings: SyntheticSettings, workers: int = 1, quiet: bool = False) -> Corpus:
+    """The corpus, made where the cache does not hold it yet; a stopped making goes on where it was."""
+    folder = (settings.cache or cache_folder() / "voices").expanduser() / _digest(settings)
+    names = [f"{settings.language}-{settings.population}-{number:05d}" for number in range(settings.speakers)]
+    speakers = {name: _read_speaker(folder / name, name, settings) for name in names}
+    missing = [number for number, name in enumerate(names) if speakers[name] is None]
+    if missing:
+        make_folder(folder)
+        _sweep(folder, [names[number] for number in missing])
+        jobs = (_job(settings, number, names[number], folder) for number in missing)
+        done = len(names) - len(missing)
+        with Reporter(f"voices ({settings.population})", len(names), done=done, quiet=quiet) as reporter:
+            _speak_all(jobs, min(workers, len(missing)), reporter.advance)
+        for number in missing:
+            speakers[names[number]] = _read_speaker(folder / names[number], names[number], settings)
+    complete = {name: own for name, own in speakers.items() if own is not None}
+    if len(complete) < len(names):
+        raise UserError(
+            f"{len(names) - len(complete)} of {len(names)} synthetic speakers in {folder} are damaged although they "
+            "were just made; expected a folder that keeps what is written: check the disk, or name another cache"
+        )
+    return Corpus(name=f"synthetic-{settings.population}", language=settings.language, speakers=complete, skipped=[])
+
+
+def _purpose(settings: SyntheticSettings) -> str:
+    return f"synthetic/{settings.language}/{settings.population}"
+
+
+def _digest(settings: SyntheticSettings) -> str:
+    """The folder of these settings. The number of speakers is no part of it: more of them only add to the folder."""
+    try:
+        wheel = metadata.version(_WHEEL)
+    except metadata.PackageNotFoundError as error:
+        raise UserError(
+            f"the synthetic voices need the package {_WHEEL}, which is not installed; "
+            f"run `pip install {_WHEEL}`, or choose another corpus"
+        ) from error
+    key = {**settings.model_dump(mode="json", exclude={"speakers", "cache"}), "scheme": _SCHEME, "wheel": wheel}
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def texts(settings: SyntheticSettings, number: int) -> tuple[str, ...]:
+    """What one speaker says."""
+    draw = generator(settings.seed, f"{_purpose(settings)}/text", user=number)
+    count = settings.utterances
+    return tuple(sentence(settings.language, settings.sentences, settings.digits, draw) for _ in range(count))
+
+
+def _job(settings: SyntheticSettings, number: int, name: str, folder: Path) -> Job:
+    return Job(
+        speaker=name, folder=str(folder / name), voice=voice(settings, number), texts=texts(settings, number),
+        seed=settings.seed, purpose=_purpose(settings), number=number,
+    )  # fmt: skip
+
+
+def _read_speaker(folder: Path, name: str, settings: SyntheticSettings) -> list[Utterance] | None:
+    """A speaker's utterances, or None if they are not there, or not as they were written."""
+    try:
+        rows: list[dict[str, Any]] = json.loads((folder / RECORD).read_text(encoding="utf-8"))["utterances"]
+        sizes = {entry.name: entry.stat().st_size for entry in os.scandir(folder)}
+        if len(rows) != settings.utterances or any(sizes.get(row["file"]) != row["bytes"] for row in rows):
+            return None
+        return [
+            Utterance(
+                id=f"{name}-{row['file'].partition('.')[0]}",
+                speaker=name,
+                audio=(folder / row["file"],),
+                seconds=row["samples"] / SAMPLE_RATE,
+                text=row["text"],
+            )
+            for row in rows
+        ]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _sweep(folder: Path, names: list[str]) -> None:
+    """Remove damaged speakers. What a killed process left under a temporary name goes when nobody can own it."""
+    for name in names:
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for left in folder.glob(".*-*.*"):
+        owner = left.name.rpartition(".")[2]
+        if owner.isdigit() and not _is_running(int(owner)):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _speak_all(jobs: Iterator[Job], workers: int, advance: Callable[[str], None]) -> None:
+    """Deal the jobs out to `workers` processes; the first failure ends all of them."""
+    lock, failed = threading.Lock(), threading.Event()
+
+    def deal() -> None:
+        with subprocess.Popen(
+            [sys.executable, "-m", "confide.speech.espeak"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8",
+        ) as process:  # fmt: skip
+            try:
+                while not failed.is_set():
+                    with lock:
+                        job = next(jobs, None)
+                    if job is None:
+                        break
+                    _ask(process, job)
+                    with lock:
+                        advance(job.speaker)
+            except BaseException:
+                failed.set()
+                process.kill()
+                raise
+            finally:
+                if process.stdin is not None:
+                    process.stdin.close()
+
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        tasks = [pool.submit(deal) for _ in range(max(1, workers))]
+        try:
+            for task in tasks:
+                task.result()
+        except BaseException:
+            failed.set()
+            raise
+
+
+def _ask(process: subprocess.Popen[str], job: Job) -> None:
+    answer = ""
+    if process.stdin is not None and process.stdout is not None:
+        try:
+            process.stdin.write(job.to_json() + "\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        except BrokenPipeError:
+            pass
+    error = json.loads(answer).get("error") if answer else "the voice process ended without an answer"
+    if error:
+        raise UserError(
+            f"the synthetic speaker {job.speaker} could not be made in {Path(job.folder).parent}: {error}; expected a "
+            f"working {_WHEEL} and a folder that can be written to: reinstall the one or name another cache"
+        )

@@ -1,0 +1,62 @@
+"""Greedy decoding merges repeats, drops blanks and says when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from confide.speech.decode import Heard, Word, greedy, greedy_timed, greedy_words, merge_repeats, words
+
+paths = st.integers(0, 12).flatmap(
+    lambda frames: st.lists(
+        st.tuples(st.lists(st.integers(0, 3), min_size=frames, max_size=frames), st.integers(0, frames)), min_size=1
+    )
+)
+
+
+def logits_of(path: list[int], tokens: int = 4) -> torch.Tensor:
+    return torch.nn.functional.one_hot(torch.tensor(path), tokens).float()
+
+
+def letters(ids: Sequence[int]) -> str:
+    return "".join("_|ab"[i] for i in ids)
+
+
+@given(paths, st.integers(0, 3))
+def test_vectorised_decoding_equals_the_definition(batch: list[tuple[list[int], int]], blank: int) -> None:
+    got = merge_repeats(np.array([path for path, _ in batch]), np.array([length for _, length in batch]), blank)
+    for heard, (path, length) in zip(got, batch, strict=True):
+        runs = [(token, [i for i, _ in run]) for token, run in groupby(enumerate(path[:length]), key=lambda x: x[1])]
+        runs = [(token, frames) for token, frames in runs if token != blank]
+        assert heard == Heard([t for t, _ in runs], [f[0] for _, f in runs], [f[-1] for _, f in runs])
+
+
+def test_a_blank_separates_a_doubled_letter() -> None:
+    batch = torch.stack([logits_of([2, 2, 0, 2, 3, 3]), logits_of([2, 2, 2, 2, 3, 0])])
+    assert greedy(batch, torch.tensor([6, 6])) == [[2, 2, 3], [2, 3]]
+
+
+def test_padding_says_nothing() -> None:
+    batch = torch.stack([logits_of([2, 3, 1]), logits_of([3, 3, 3])])
+    assert greedy(batch, torch.tensor([2, 0])) == [[2, 3], []]
+
+
+def test_tokens_know_their_frames() -> None:
+    (heard,) = greedy_timed(logits_of([0, 2, 2, 0, 2, 3])[None], torch.tensor([6]))
+    assert heard == Heard([2, 2, 3], [1, 4, 5], [2, 4, 5])
+
+
+def test_words_lie_between_boundaries_and_runs_of_boundaries_make_no_word() -> None:
+    heard = Heard([1, 2, 3, 1, 1, 3], [0, 1, 3, 4, 6, 7], [0, 2, 3, 5, 6, 9])
+    assert words(heard, letters, boundary=1) == [Word("ab", 1, 3), Word("b", 7, 9)]
+    assert words(Heard([1, 1], [0, 2], [0, 2]), letters, boundary=1) == []
+
+
+def test_words_of_one_utterance_from_numpy() -> None:
+    assert greedy_words(logits_of([1, 2, 0, 1, 3]).numpy(), letters, boundary=1) == [Word("a", 1, 1), Word("b", 4, 4)]
+    assert greedy_words(np.zeros((0, 4), dtype=np.float32), letters, boundary=1) == []
