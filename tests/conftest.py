@@ -70,6 +70,7 @@ def _without_figures() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(page, "draw_run", lambda *_: [])
+        patch.setattr(page, "draw_layers", lambda *_: [])
         yield
 
 

@@ -1,7 +1,8 @@
 """The folder of a run: what is in it, and how a run is started, stopped and taken up again.
 
-recipe.yaml (resolved), checkpoint.safetensors, ledger.jsonl, metrics.jsonl, events.* (TensorBoard), and at the end
-model.safetensors, summary.json, figures/*.png and report.html. Nothing that is there is ever overwritten by another
+recipe.yaml (resolved), checkpoint.safetensors, ledger.jsonl, metrics.jsonl, layers.jsonl (norms of each tensor, where
+the model was evaluated), events.* (TensorBoard), and at the end model.safetensors, summary.json, figures/*.png and
+report.html. Nothing that is there is ever overwritten by another
 run, and one process at a time works in it.
 """
 
@@ -15,7 +16,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import yaml
 
@@ -31,6 +32,7 @@ from confide.run import Loop, Record, make_loop, mean_of_recent
 
 _CHANGED = "{} was changed after the run began; nothing was done. Put it back, or start another run"
 RECIPE, METRICS, SUMMARY, MODEL = "recipe.yaml", "metrics.jsonl", "summary.json", "model.safetensors"
+LAYERS = "layers.jsonl"
 
 
 def train(wanted: Recipe, folder: Path, workers: int = 1, quiet: bool = False) -> dict[str, Any]:
@@ -176,12 +178,16 @@ def _go_on(folder: Path, loop: Loop, state: State, quiet: bool) -> dict[str, Any
     every = loop.recipe.run.checkpoint_every if loop.plan.source.repeatable else 1
     _save(folder, loop, state)
     _cut_metrics(folder / METRICS, state.step)
+    _cut_metrics(folder / LAYERS, state.step)
     with (
         _events(folder, state.step + 1) as board,
         (folder / METRICS).open("a") as metrics,
+        (folder / LAYERS).open("a") as layers,
         Reporter(loop.task.name, steps, state.step, quiet) as reporter,
         stop_on_signal() as stop,
     ):
+        if layers.tell() == 0:
+            _write_line(layers, {"step": 0, "names": loop.layout.names, "sizes": loop.layout.sizes})
         note = ""
         while state.step < steps:
             record = loop.step(state)
@@ -189,14 +195,16 @@ def _go_on(folder: Path, loop: Loop, state: State, quiet: bool) -> dict[str, Any
             if loop.wants_evaluation(state):
                 record["evaluation"] = loop.evaluate(state)
                 note = f"{loop.task.metric} {record['evaluation'][loop.task.metric]:.4g}"
+            if "layers" in record:
+                _write_line(layers, record.pop("layers"))
             _write_record(metrics, board, record)
             reporter.advance(f"{note} {_epsilon_text(record['epsilon'])}".strip())
             if state.step % every == 0 or stop.asked:
-                os.fsync(metrics.fileno())
+                _sync(metrics, layers)
                 _save(folder, loop, state)
             if stop.asked and state.step < steps:
                 raise Stopped(f"stopped after step {state.step} of {steps}; go on with `confide resume {folder}`")
-        os.fsync(metrics.fileno())
+        _sync(metrics, layers)
     _save(folder, loop, state)
     return _finish(folder, loop, state)
 
@@ -254,6 +262,7 @@ def _finish(folder: Path, loop: Loop, state: State) -> dict[str, Any]:
         "population": len(loop.plan.weights),
         "steps": state.step,
         "seconds": round(state.seconds, 3),
+        "skipped": getattr(loop.task, "left_out", {}),
         "seed": loop.recipe.run.seed,
         "recipe": loop.recipe.digest,
         "ledger_head": spent["last_hash"],
@@ -278,17 +287,28 @@ def _step_of(line: bytes) -> float:
 
 
 def _write_record(metrics: Any, board: Any, record: Record) -> None:
-    metrics.write(json.dumps(_json_safe(record), allow_nan=False) + "\n")
-    metrics.flush()
+    _write_line(metrics, record)
     flat = {**record, **{f"evaluation/{k}": v for k, v in record.get("evaluation", {}).items()}}
     for name, value in flat.items():
         if name != "step" and isinstance(value, int | float):
             board.add_scalar(name, value, record["step"])
 
 
+def _write_line(file: TextIO, record: Record) -> None:
+    file.write(json.dumps(_json_safe(record), allow_nan=False) + "\n")
+    file.flush()
+
+
+def _sync(*files: TextIO) -> None:
+    for file in files:
+        os.fsync(file.fileno())
+
+
 def _json_safe(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _json_safe(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_safe(v) for v in value]
     return finite(value) if isinstance(value, float) else value
 
 

@@ -28,8 +28,9 @@ from confide.federated.local import LocalTraining
 from confide.federated.optimisers import Optimiser
 from confide.privacy.plan import Privacy
 from confide.privacy.sampling import Sampling
+from confide.speech.settings import SpeechSettings
 
-TaskSettings = Annotated[LogisticSettings | QuadraticSettings, Field(discriminator="kind")]
+TaskSettings = Annotated[LogisticSettings | QuadraticSettings | SpeechSettings, Field(discriminator="kind")]
 
 
 class _Loader(yaml.SafeLoader):
@@ -304,8 +305,17 @@ def _nearest(word: str, options: Iterable[str]) -> str:
 
 
 def _check_local(local: LocalTraining) -> list[str]:
+    problems = []
     if (local.steps is None) == (local.epochs is None):
-        return ["local: give exactly one of steps and epochs"]
+        problems.append("local: give exactly one of steps and epochs")
+    if local.batch_size is not None and local.batch_seconds is not None:
+        problems.append("local: give batch_size or batch_seconds, not both")
+    return problems
+
+
+def _check_seconds(task: Any, local: LocalTraining) -> list[str]:
+    if local.batch_seconds is not None and task.kind != "speech":
+        return [f"local.batch_seconds: examples of {task.kind} have no length in time; use batch_size"]
     return []
 
 
@@ -315,12 +325,12 @@ def _check_noise(privacy: Privacy, bounding: Bounding) -> list[str]:
         given += ["trust"] if privacy.trust == "local" else []
         return [f"privacy.{n}: has no meaning with privacy.mechanism=none; use mechanism: gaussian" for n in given]
     problems = []
+    partial = privacy.mechanism == "partial"
     if len(given) != 1:
         names = " and ".join(given) or "none of them"
-        problems.append(
-            f"privacy: give exactly one of target_epsilon, noise_multiplier and noise_scale (given: {names})"
-        )
-    if privacy.delta is None:
+        options = "noise_multiplier" if partial else "target_epsilon, noise_multiplier"
+        problems.append(f"privacy: give exactly one of {options} and noise_scale (given: {names})")
+    if privacy.delta is None and not partial:
         problems.append("privacy.delta: required with noise, between 0 and 1, for example 1e-5")
     if bounding.rule == "none":
         problems.append(
@@ -391,6 +401,31 @@ def _check_banded(sampling: Sampling, privacy: Privacy, bounding: Bounding) -> l
     return problems
 
 
+def _check_partial(sampling: Sampling, privacy: Privacy, bounding: Bounding) -> list[str]:
+    if privacy.mechanism != "partial":
+        given = [name for name in ("tensors", "all_but") if getattr(privacy, name)]
+        return [f"privacy.{name}: only used with privacy.mechanism: partial" for name in given]
+    problems = []
+    if not privacy.tensors:
+        problems.append("privacy.tensors: required with mechanism partial, patterns of names, for example ['*.mlp.*']")
+    for name in ("target_epsilon", "delta"):
+        if getattr(privacy, name) is not None:
+            problems.append(
+                f"privacy.{name}: noise on a part of the tensors gives no guarantee (privacy.mechanism: partial); "
+                "leave it out, and give noise_multiplier or noise_scale"
+            )
+    for name, bad in (("trust", "local"), ("source", "system")):
+        if getattr(privacy, name) == bad:
+            problems.append(f"privacy.{name}={bad}: cannot be combined with privacy.mechanism: partial, an analysis")
+    if sampling.kind == "cyclic":
+        problems.append(
+            "sampling.kind=cyclic: cannot be combined with privacy.mechanism: partial; use poisson or fixed"
+        )
+    if bounding.adaptive is not None:
+        problems.append("bounding.adaptive: cannot be combined with privacy.mechanism: partial; leave it out")
+    return problems
+
+
 def _check_local_trust(privacy: Privacy, bounding: Bounding) -> list[str]:
     if privacy.trust == "local" and bounding.adaptive is not None:
         return ["bounding.adaptive: its counts are noised by the server; it cannot be used with privacy.trust: local"]
@@ -417,11 +452,13 @@ def _check_weights(task: Any, users: Users) -> list[str]:
 
 _CHECKS: list[tuple[tuple[str, ...], Callable[..., list[str]]]] = [
     (("local",), _check_local),
+    (("task", "local"), _check_seconds),
     (("bounding",), _check_bound),
     (("privacy", "bounding"), _check_noise),
     (("task", "sampling"), _check_cohort),
     (("task", "sampling", "privacy"), _check_sampler),
     (("sampling", "privacy", "bounding"), _check_banded),
+    (("sampling", "privacy", "bounding"), _check_partial),
     (("privacy", "bounding"), _check_local_trust),
     (("final", "evaluation", "run"), _check_lengths),
     (("task", "users"), _check_weights),

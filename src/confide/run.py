@@ -30,7 +30,7 @@ from confide.federated.parameters import Layout, flatten
 from confide.federated.task import Task
 from confide.privacy.events import Event
 from confide.privacy.ledger import Ledger
-from confide.privacy.plan import Plan, make_plan
+from confide.privacy.plan import Plan, make_plan, spans_of
 from confide.randomness import generator
 from confide.recipe import Final, Recipe, Users
 from confide.tasks import make_task
@@ -78,6 +78,7 @@ class Loop:
         event = self.plan.event_at(bound)
         attempt = self.ledger.record(t, event, environment(), self.plan.source.repeatable)
         signal = float(self.total.norm())
+        layers = self._layers(state, tally) if self._is_evaluated(t + 1) else None
         noise = self.plan.release(self.total, event, cohort, t, attempt, state.noise)
         self._adapt(state, tally, event, attempt)
         self._keep_iterate(state)
@@ -88,7 +89,37 @@ class Loop:
             )
         state.step += 1
         state.seconds += time.perf_counter() - began
-        return _record(state, tally, signal, noise, self.recipe.local.rate(t)) | {"bound": bound}
+        record = _record(state, tally, signal, noise, self.recipe.local.rate(t)) | {"bound": bound}
+        if layers is not None:
+            record["layers"] = layers | ({} if noise is None else {"noise": self._layer_noise(noise)})
+        return record
+
+    def _layers(self, state: State, tally: Tally) -> Record:
+        """Norms of each tensor (PFL-ASR Figures 5, 10, 13, 14) while noise and move have not yet changed them.
+
+        Mean and deviation over users of the update's norm, mean once bounded; norm of the aggregate; norm of the model
+        that the users started from.
+        """
+        users = tally.users - tally.not_finite
+        nothing = [0.0] * len(self.layout.names)
+        mean, square, bounded = (
+            torch.tensor(sums or nothing, dtype=torch.float64) / max(users, 1)  # (layers,)
+            for sums in (tally.layer_norms, tally.layer_norms_squared, tally.layer_bounded)
+        )
+        return {
+            "step": state.step + 1,
+            "users": users,
+            "delta": _six_digits(mean),
+            "delta_deviation": _six_digits((square - mean.square()).clamp(min=0).sqrt()),
+            "bounded": _six_digits(bounded),
+            "signal": _six_digits(self.layout.norms(self.total)),
+            "weights": _six_digits(self.layout.norms(state.parameters)),
+        }
+
+    def _layer_noise(self, noise: float) -> list[float]:
+        """The expected norm of the noise on each tensor: it is spread evenly over the coordinates that have any."""
+        sizes = torch.tensor(self.plan.noisy_sizes(self.layout.sizes), dtype=torch.float64)
+        return _six_digits(noise * (sizes / sizes.sum()).sqrt())
 
     def _adapt(self, state: State, tally: Tally, event: Event, attempt: int) -> None:
         """Move the bounds after a private count of the users that were within them."""
@@ -117,8 +148,11 @@ class Loop:
         return scores
 
     def wants_evaluation(self, state: State) -> bool:
+        return self._is_evaluated(state.step)
+
+    def _is_evaluated(self, step: int) -> bool:
         steps, when = self.recipe.run.steps, self.recipe.evaluation
-        return state.step % when.every == 0 or state.step > steps - when.last
+        return step % when.every == 0 or step > steps - when.last
 
     def final_model(self, state: State) -> Tensor:
         kind = self.recipe.final.kind
@@ -154,10 +188,10 @@ def make_loop(
     rule = bounder(recipe.bounding, layout)
     plan = make_plan(
         recipe.privacy, recipe.sampling, weights, rule.sensitivity, recipe.run.steps, recipe.run.seed,
-        recipe.bounding.adaptive, len(rule.bounds),
+        recipe.bounding.adaptive, len(rule.bounds), spans_of(recipe.privacy, layout),
     )  # fmt: skip
     if workers > 1:
-        engine: Engine = Processes(recipe.model_dump_json(), workers, like, part_size(task, recipe.local))
+        engine: Engine = Processes(recipe.model_dump_json(), workers, like, part_size(task, recipe.local, layout.size))
     else:
         engine = InProcess(_part_trainer(recipe, task, layout, weights, like))
     ledger = open_ledger(ledger_header(recipe, plan))
@@ -234,6 +268,10 @@ def _part_trainer(recipe: Recipe, task: Task, layout: Layout, weights: np.ndarra
 
 def _chosen_iterate(final: Final, steps: int, seed: int) -> int:
     return int(generator(seed, "final").integers(steps))
+
+
+def _six_digits(values: Tensor) -> list[float]:
+    return [float(f"{value:.6g}") for value in values.tolist()]
 
 
 def _record(state: State, tally: Tally, signal: float, noise: float | None, local_rate: float) -> Record:

@@ -7,6 +7,7 @@ from typing import Any
 from confide.convex.logistic import LogisticRegression, LogisticSettings
 from confide.convex.quadratics import Quadratics, QuadraticSettings
 from confide.federated.task import Task
+from confide.speech.settings import SpeechSettings
 
 
 def make_task(settings: Any, seed: int) -> Task:
@@ -14,4 +15,8 @@ def make_task(settings: Any, seed: int) -> Task:
         return LogisticRegression(settings, seed)
     if isinstance(settings, QuadraticSettings):
         return Quadratics(settings, seed)
+    if isinstance(settings, SpeechSettings):
+        from confide.speech.task import Speech
+
+        return Speech(settings, seed)
     raise ValueError(f"no task for {type(settings).__name__}")

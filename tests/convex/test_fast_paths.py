@@ -107,7 +107,7 @@ def test_a_user_whose_update_is_not_finite_adds_nothing_in_factored_form() -> No
 def test_the_optimum_of_the_quadratics_has_no_gradient_and_no_suboptimality() -> None:
     task = Quadratics(QuadraticSettings(users=50, dimension=30, rank=4, distance=0.0), seed=1)
     w = task.initial_parameters()["w"].requires_grad_()
-    losses = [task.loss({"w": w}, task.batch(user, None)) for user in range(50)]
+    losses = [task.loss({"w": w}, task.batch(user, None, np.random.default_rng(0))) for user in range(50)]
     (gradient,) = torch.autograd.grad(torch.stack(losses).mean(), w)
     assert float(gradient.norm()) < 1e-12
     assert abs(task.evaluate({"w": w.detach()})["suboptimality"]) < 1e-12
@@ -125,7 +125,7 @@ def test_the_quadratics_have_the_papers_distributions() -> None:
 def test_weight_decay_in_the_loss_is_that_of_torch() -> None:
     task = _digits(0.1)
     parameters = {n: p.double() + 0.3 for n, p in task.initial_parameters().items()}
-    batch = task.batch(0, None)
+    batch = task.batch(0, None, np.random.default_rng(0))
     leaves = [p.clone().requires_grad_() for p in parameters.values()]
     task.l2 = 0.0
     bare = torch.autograd.grad(task.loss(dict(zip(parameters, leaves, strict=True)), batch), leaves)

@@ -41,6 +41,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "noise": (Plan, "release"),
     "optimiser": (optimisers, "update"),
     "metrics line": (folder, "_write_record"),
+    "any line": (folder, "_write_line"),
     "checkpoint": (checkpoint, "save"),
 }
 SIDES = ("before", "after")
@@ -118,12 +119,13 @@ def straight(wanted: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ends_like(out: Path, straight: Path) -> bool:
-    """The same model, ledger and summary to the byte, but for the time it took; and every step once in the metrics."""
+    """Model, ledger, norms and summary to the byte, but for the time it took; and every step once in the metrics."""
     one, other = ({k: v for k, v in folder.summary_of(f).items() if k != "seconds"} for f in (out, straight))
     steps = [json.loads(line)["step"] for line in (out / folder.METRICS).read_text().splitlines()]
     return (
         (out / folder.MODEL).read_bytes() == (straight / folder.MODEL).read_bytes()
         and (out / ledger.FILE).read_bytes() == (straight / ledger.FILE).read_bytes()
+        and (out / folder.LAYERS).read_bytes() == (straight / folder.LAYERS).read_bytes()
         and one == other
         and steps == list(range(1, one["steps"] + 1))
     )
@@ -192,13 +194,14 @@ def test_a_torn_last_line_of_the_ledger_is_a_release_that_had_not_begun(
     assert ends_like(out, straight)
 
 
+@pytest.mark.parametrize("name", [folder.METRICS, folder.LAYERS])
 @pytest.mark.parametrize("torn", [b"{", b'{"step": 6', b'{"step": 6, "loss": 0.5}', b"\x00" * 512])
 def test_a_torn_last_line_of_the_metrics_is_made_again(
-    torn: bytes, killed: Path, straight: Path, wanted: Recipe, tmp_path: Path
+    torn: bytes, name: str, killed: Path, straight: Path, wanted: Recipe, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
     shutil.copytree(killed, out)
-    with (out / folder.METRICS).open("ab") as file:
+    with (out / name).open("ab") as file:
         file.write(torn)
     finish(out, wanted)
     assert ends_like(out, straight)

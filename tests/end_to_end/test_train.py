@@ -88,8 +88,8 @@ def test_a_run_leaves_every_file_and_no_temporary_one(finished: Path, contents: 
     figures = {f"figures/{n}.png" for n in ("metric", "loss", "norms", "snr", "epsilon", "cohort")}
     assert len(events) == 1
     assert names - events - figures == {
-        "recipe.yaml", "metrics.jsonl", "summary.json", "model.safetensors", "ledger.jsonl", "checkpoint.safetensors",
-        "report.html",
+        "recipe.yaml", "metrics.jsonl", "layers.jsonl", "summary.json", "model.safetensors", "ledger.jsonl",
+        "checkpoint.safetensors", "report.html",
     }  # fmt: skip
     assert figures <= names
 
@@ -292,6 +292,8 @@ def test_the_number_of_workers_does_not_change_a_byte(
     for count in (1, workers):
         folder.train(wanted, tmp_path / str(count), count, quiet=True)
     assert model_of(tmp_path / "1") == model_of(tmp_path / str(workers))
+    norms = [(tmp_path / str(count) / folder.LAYERS).read_bytes() for count in (1, workers)]
+    assert norms[0] == norms[1]
     timeless = [
         [{k: v for k, v in r.items() if k != "seconds"} for r in lines(tmp_path / str(n))] for n in (1, workers)
     ]

@@ -38,9 +38,12 @@ class Watched:
     def initial_parameters(self) -> dict[str, Tensor]:
         return {"w": torch.zeros(SIZE)}
 
-    def batch(self, user: int, examples: np.ndarray | None) -> tuple[Tensor, ...]:
+    def batch(self, user: int, examples: np.ndarray | None, draw: np.random.Generator) -> tuple[Tensor, ...]:
         self.seen.append(resident())
         return (torch.tensor(float(user + 1)),)
+
+    def seconds(self, user: int) -> None:
+        return None
 
     def loss(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
         return batch[0] * parameters["w"].sum()

@@ -140,8 +140,11 @@ class Stub:
     def initial_parameters(self) -> dict[str, Tensor]:
         return self.given.layout.views(torch.zeros_like(self.given.delta))
 
-    def batch(self, user: int, examples: np.ndarray | None) -> tuple[Tensor, ...]:
+    def batch(self, user: int, examples: np.ndarray | None, draw: np.random.Generator) -> tuple[Tensor, ...]:
         raise NotImplementedError
+
+    def seconds(self, user: int) -> None:
+        return None
 
     def loss(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
         raise NotImplementedError

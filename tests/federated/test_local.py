@@ -31,10 +31,13 @@ class Lines:
     def initial_parameters(self) -> dict[str, Tensor]:
         return {"w": torch.zeros(3, dtype=torch.float64)}
 
-    def batch(self, user: int, examples: np.ndarray | None) -> tuple[Tensor, ...]:
+    def batch(self, user: int, examples: np.ndarray | None, draw: np.random.Generator) -> tuple[Tensor, ...]:
         chosen = self.data[user] if examples is None else self.data[user][torch.from_numpy(examples)]
         self.seen.append(sorted(chosen[:, 0].tolist()))
         return (chosen,)
+
+    def seconds(self, user: int) -> None:
+        return None
 
     def loss(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
         return (batch[0] @ parameters["w"]).mean()

@@ -63,9 +63,12 @@ class LogisticRegression:
         wide = self.data.train_features.shape[1]
         return {"weight": torch.zeros(self.data.classes, wide), "bias": torch.zeros(self.data.classes)}
 
-    def batch(self, user: int, examples: np.ndarray | None) -> tuple[Tensor, ...]:
+    def batch(self, user: int, examples: np.ndarray | None, draw: np.random.Generator) -> tuple[Tensor, ...]:
         rows = self.held[user] if examples is None else self.held[user][torch.from_numpy(examples)]
         return self.data.train_features[rows], self.data.train_labels[rows]
+
+    def seconds(self, user: int) -> None:
+        return None
 
     def loss(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
         features, labels = batch

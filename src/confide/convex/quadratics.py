@@ -58,8 +58,11 @@ class Quadratics:
     def initial_parameters(self) -> dict[str, Tensor]:
         return {"w": self.optimum + self.offset}
 
-    def batch(self, user: int, examples: np.ndarray | None) -> tuple[Tensor, ...]:
+    def batch(self, user: int, examples: np.ndarray | None, draw: np.random.Generator) -> tuple[Tensor, ...]:
         return self.roots[user], self.centres[user]
+
+    def seconds(self, user: int) -> None:
+        return None
 
     def loss(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
         root, centre = batch

@@ -31,7 +31,7 @@ class InProcess:
     ) -> Tally:
         total.zero_()
         part_sum, tally = total.new_empty(total.shape), Tally()
-        size = part_size(self.trainer.task, self.trainer.local)
+        size = part_size(self.trainer.task, self.trainer.local, total.numel())
         for users in parts(cohort, size):
             # A part is summed on its own first: the order of additions must not depend on who trains it.
             tally.add(self.trainer.add_part(central, users, step, part_sum.zero_(), bounds))

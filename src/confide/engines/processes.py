@@ -20,7 +20,7 @@ import torch
 import torch.multiprocessing
 from torch import Tensor
 
-from confide.federated.cohort import PLAIN_PART, Tally, parts
+from confide.federated.cohort import Tally, parts
 
 
 class WorkerFailed(RuntimeError):
@@ -30,7 +30,7 @@ class WorkerFailed(RuntimeError):
 class Processes:
     """Engine over `workers` spawned processes."""
 
-    def __init__(self, recipe_json: str, workers: int, like: Tensor, part_size: int = PLAIN_PART) -> None:
+    def __init__(self, recipe_json: str, workers: int, like: Tensor, part_size: int) -> None:
         self.part_size = part_size
         context = torch.multiprocessing.get_context("spawn")
         self.central = _shared(like)

@@ -20,7 +20,7 @@ from confide.federated.local import LocalTraining, PlainTrainer, Updates
 from confide.federated.parameters import Layout
 from confide.federated.task import Task
 
-PLAIN_PART = 4
+_LARGE_MODEL = 20_000_000
 
 
 @dataclass
@@ -34,14 +34,21 @@ class Tally:
     norm: float = 0.0
     norm_squared: float = 0.0
     bounded_norm: float = 0.0
+    layer_norms: list[float] = field(default_factory=list)
+    layer_norms_squared: list[float] = field(default_factory=list)
+    layer_bounded: list[float] = field(default_factory=list)
+    """Of each tensor: the norm, its square, and the norm once bounded."""
     votes: list[float] = field(default_factory=list)
     """For an adaptive bound: each counter's sum of +1/2 for a user within it and -1/2 for one beyond."""
 
     def add(self, other: Tally) -> None:
         for each in fields(self):
-            if each.name != "votes":
-                setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
-        self.votes = [a + b for a, b in zip(self.votes, other.votes, strict=True)] if self.votes else other.votes
+            mine, theirs = getattr(self, each.name), getattr(other, each.name)
+            if isinstance(mine, list):
+                theirs = [a + b for a, b in zip(mine, theirs, strict=True)] if mine and theirs else mine or theirs
+                setattr(self, each.name, theirs)
+            else:
+                setattr(self, each.name, mine + theirs)
 
 
 def parts(cohort: np.ndarray, size: int) -> Iterator[np.ndarray]:
@@ -49,8 +56,9 @@ def parts(cohort: np.ndarray, size: int) -> Iterator[np.ndarray]:
         yield cohort[start : start + size]
 
 
-def part_size(task: Task, local: LocalTraining) -> int:
-    return task.users_at_once(local) or PLAIN_PART
+def part_size(task: Task, local: LocalTraining, parameters: int) -> int:
+    """Users in a part. Plain training is balanced best one by one; adding up a large model costs time of its own."""
+    return task.users_at_once(local) or (1 if parameters < _LARGE_MODEL else 4)
 
 
 class PartTrainer:
@@ -99,5 +107,8 @@ class PartTrainer:
             norm=float(lengths.sum()),
             norm_squared=float(lengths.square().sum()),
             bounded_norm=float(torch.linalg.vector_norm(norms * factors, dim=1).sum()),
+            layer_norms=norms.sum(dim=0).tolist(),
+            layer_norms_squared=norms.square().sum(dim=0).tolist(),
+            layer_bounded=(norms * factors).sum(dim=0).tolist(),
             votes=torch.where(finite[:, None], rule.votes(norms), 0.0).sum(dim=0).tolist() if vote else [],
         )

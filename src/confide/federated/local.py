@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count, islice, repeat
 from typing import TYPE_CHECKING, Annotated, Protocol
 
 import numpy as np
@@ -18,7 +19,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from confide.federated.parameters import Layout
+from confide.federated.parameters import Layout, in_threads
 from confide.federated.schedules import Constant, Schedule
 from confide.randomness import generator
 
@@ -37,6 +38,9 @@ class LocalTraining(BaseModel):
     steps: Annotated[int, Field(ge=1)] | None = Field(None, description="local steps; give this or epochs")
     epochs: Annotated[int, Field(ge=1)] | None = Field(None, description="passes over the user's data")
     batch_size: Annotated[int, Field(ge=1)] | None = Field(None, description="examples a step; none: all of them")
+    batch_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None, description="speech: seconds a step, padding included, in place of batch_size"
+    )
     learning_rate: float = Field(gt=0, allow_inf_nan=False, description="eta, the local learning rate")
     schedule: Schedule = Field(default_factory=Constant, description="how eta changes over central steps")
     gradient_clip: Annotated[float, Field(gt=0)] | None = Field(None, description="C_loc, bound of each local gradient")
@@ -68,12 +72,16 @@ class PlainUpdate:
     losses: Tensor
 
     def weighted_sum(self, factors: Tensor, into: Tensor) -> None:
-        pieces = zip(self.layout.pieces(into), self.layout.pieces(self.delta), strict=True)
-        for factor, (total, piece) in zip(factors[0].tolist(), pieces, strict=True):
+        def add(job: tuple[float, Tensor, Tensor]) -> None:
+            factor, total, piece = job
             if factor != 0 and not 1 / _LARGE < abs(factor) < _LARGE:  # float32 would not hold such a factor well
                 total.add_((piece.double() * factor).to(total.dtype))
             elif factor != 0:
                 total.add_(piece, alpha=factor)
+
+        jobs = zip(factors[0].tolist(), self.layout.pieces(into), self.layout.pieces(self.delta), strict=True)
+        for _ in in_threads(add, list(jobs), self.layout.size):
+            pass
 
 
 class PlainTrainer:
@@ -90,8 +98,9 @@ class PlainTrainer:
         with torch.no_grad():
             self.theta.copy_(central)
         first_loss: Tensor | None = None
-        for chosen in self._batches(user, step):
-            loss = self.task.loss(self.layout.views(self.theta), self.task.batch(user, chosen))
+        draw = generator(self.seed, "batches", step, user)
+        for chosen in self._batches(user, draw):
+            loss = self.task.loss(self.layout.views(self.theta), self.task.batch(user, chosen, draw))
             (gradient,) = torch.autograd.grad(loss, self.theta)
             first_loss = loss.detach() if first_loss is None else first_loss
             with torch.no_grad():
@@ -101,25 +110,31 @@ class PlainTrainer:
                     gradient.mul_(min(1.0, local.gradient_clip / max(float(gradient.norm()), 1e-30)))
                 self.theta.sub_(gradient.mul_(rate))
         with torch.no_grad():
-            torch.sub(central, self.theta, out=self.delta)
-            if local.divide_by_learning_rate:
-                self.delta.div_(rate)
+            scale = 1.0 / rate if local.divide_by_learning_rate else 1.0
+            norms = self.layout.difference(central, self.theta, self.delta, scale)
         losses = torch.zeros(1) if first_loss is None else first_loss.reshape(1)
-        return PlainUpdate(self.delta, self.layout, self.layout.norms(self.delta).unsqueeze(0), losses.double())
+        return PlainUpdate(self.delta, self.layout, norms.unsqueeze(0), losses.double())
 
-    def _batches(self, user: int, step: int) -> Iterator[np.ndarray | None]:
+    def _batches(self, user: int, draw: np.random.Generator) -> Iterator[np.ndarray | None]:
         """The examples of each local step; None stands for all of them."""
-        held = int(self.task.examples[user])
-        size = self.local.batch_size
-        if size is None or size >= held:
-            for _ in range(self.local.steps or self.local.epochs or 0):
-                yield None
+        local, held = self.local, int(self.task.examples[user])
+        if local.batch_seconds is None and (local.batch_size is None or local.batch_size >= held):
+            yield from repeat(None, local.steps or local.epochs or 0)
             return
-        per_epoch = -(-held // size)
-        total = self.local.steps or (self.local.epochs or 0) * per_epoch
-        shuffle = generator(self.seed, "batches", step, user)
-        order = np.empty(0, dtype=np.int64)
-        for index in range(total):
-            if index % per_epoch == 0:
-                order = shuffle.permutation(held)
-            yield order[index % per_epoch * size : (index % per_epoch + 1) * size]
+        passes = count() if local.steps else range(local.epochs or 0)
+        made = (batch for _ in passes for batch in self._packed(user, draw.permutation(held)))
+        yield from islice(made, local.steps)
+
+    def _packed(self, user: int, order: np.ndarray) -> Iterator[np.ndarray]:
+        """One pass over the user's examples in this order, cut into batches."""
+        size, limit, seconds = self.local.batch_size, self.local.batch_seconds, self.task.seconds(user)
+        start = 0
+        while start < len(order):
+            if limit is None or seconds is None:
+                end = start + (size or len(order))
+            else:
+                # Everybody is padded to the longest; one example is a batch even if it is longer than the limit.
+                padded = np.maximum.accumulate(seconds[order[start:]]) * np.arange(1, len(order) - start + 1)
+                end = start + max(1, int(np.searchsorted(padded, limit, side="right")))
+            yield order[start:end]
+            start = end

@@ -7,9 +7,14 @@ A "layer" of the papers' per-layer rules is one named tensor, as in the released
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import current_process
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,9 +46,44 @@ class Layout:
         """The tensors as flat views, in order."""
         return torch.split(flat, self.sizes)
 
+    def difference(self, one: Tensor, other: Tensor, out: Tensor, scale: float = 1.0) -> Tensor:
+        """Write (one - other) scale into `out`, and return the Euclidean norm of each tensor of it."""  # (layers,)
+        begins, chunks = 0, []
+        for layer, size in enumerate(self.sizes):
+            chunks += [(layer, begins + s, min(begins + s + _CHUNK, begins + size)) for s in range(0, size, _CHUNK)]
+            begins += size
+
+        def subtract(chunk: tuple[int, int, int]) -> float:
+            _, start, stop = chunk
+            part = torch.sub(one[start:stop], other[start:stop], out=out[start:stop])
+            if scale != 1.0:
+                part.mul_(scale)
+            values = part.numpy()
+            return float(np.einsum("i,i->", values, values, dtype=np.float64))  # while it is still in the cache
+
+        squares = torch.zeros(len(self.sizes), dtype=torch.float64)
+        for (layer, _, _), square in zip(chunks, in_threads(subtract, chunks, self.size), strict=True):
+            squares[layer] += square
+        return squares.sqrt()
+
     def norms(self, flat: Tensor) -> Tensor:
         """The Euclidean norm of each tensor, in double precision."""  # (layers,)
         return torch.tensor([exact_norm(p) for p in self.pieces(flat)], dtype=torch.float64)
+
+
+_CHUNK = 1 << 18
+_WORTH_THREADS = 8_000_000
+_pools: dict[int, ThreadPoolExecutor] = {}
+
+
+def in_threads(work: Callable[[Any], Any], items: Sequence[Any], size: int) -> Iterable[Any]:
+    """Passes over large vectors are shared by the processors that this process may use; the result does not change."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if size < _WORTH_THREADS or cores < 2 or current_process().daemon:  # a worker process has one core to itself
+        return map(work, items)
+    if os.getpid() not in _pools:
+        _pools[os.getpid()] = ThreadPoolExecutor(cores)
+    return _pools[os.getpid()].map(work, items)
 
 
 # Long float32 sums drift: over 20 million elements one pass is off by 1e-3, blocks of this size by 1e-8.

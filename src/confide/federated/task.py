@@ -25,8 +25,12 @@ class Task(Protocol):
 
     def initial_parameters(self) -> dict[str, Tensor]: ...
 
-    def batch(self, user: int, examples: np.ndarray | None) -> tuple[Tensor, ...]:
-        """The user's examples with these indices, or all of them."""
+    def batch(self, user: int, examples: np.ndarray | None, draw: np.random.Generator) -> tuple[Tensor, ...]:
+        """The user's examples with these indices, or all of them; `draw` is for augmentation and dropout."""
+        ...
+
+    def seconds(self, user: int) -> np.ndarray | None:
+        """How long each of the user's examples lasts, for batches by seconds; none if that has no meaning."""
         ...
 
     def loss(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:

@@ -3,9 +3,11 @@
 The plan draws the cohort, says what one release costs, adds the noise, and states the epsilon. The loop never sees a
 noise scale, and the accountant never sees anything but the plan's own event.
 
-Three mechanisms. `gaussian`: independent noise at every step, with amplification by sampling. `banded`: noise that is
-correlated over steps, for a schedule in place of sampling (DP-FTRL; see `factorisation`). `none`: no noise and no
-guarantee. Two kinds of trust. `central`: the noise is on the sum that the server releases. `local`: every user's
+Four mechanisms. `gaussian`: independent noise at every step, with amplification by sampling. `banded`: noise that is
+correlated over steps, for a schedule in place of sampling (DP-FTRL; see `factorisation`). `partial`: the noise of
+`gaussian`, value for value, but on some tensors only, to see what it does to them (PFL-ASR Figures 15 and 16); its
+event has a noise multiplier of 0, so nothing can take it for a guarantee. `none`: no noise and no guarantee. Two kinds
+of trust. `central`: the noise is on the sum that the server releases. `local`: every user's
 message carries its own, and the server itself is kept from knowing (CAR's local DP with a fixed bound).
 """
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
 import numpy as np
@@ -22,6 +25,7 @@ from torch import Tensor
 
 from confide.errors import UserError
 from confide.federated.bounding import Adaptive
+from confide.federated.parameters import Layout, norm
 from confide.privacy import factorisation, noise
 from confide.privacy.accountant import Accountant, check_supported, epsilon, noise_multiplier
 from confide.privacy.events import Event
@@ -32,6 +36,8 @@ Probability = Annotated[float, Field(gt=0, lt=1)]
 CURVE_POINTS = 10
 BANDS = 16
 """Bands of correlated noise where the recipe does not say: each costs a vector as large as the model."""
+Spans = tuple[tuple[int, int], ...]
+"""Stretches of the flat vector, each from its first coordinate to the one after its last."""
 
 
 class Privacy(BaseModel):
@@ -39,10 +45,11 @@ class Privacy(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    mechanism: Literal["gaussian", "banded", "none"] = Field(
+    mechanism: Literal["gaussian", "banded", "partial", "none"] = Field(
         "none",
         description="gaussian: independent noise at every step; banded: noise correlated over steps for "
-        "sampling.kind cyclic, which assumes no sampling (DP-FTRL); none: no noise, and no guarantee",
+        "sampling.kind cyclic, which assumes no sampling (DP-FTRL); partial: noise on `tensors` only, for analysis, "
+        "without any guarantee; none: no noise, and no guarantee",
     )
     trust: Literal["central", "local"] = Field(
         "central", description="central: noise on the sum; local: noise on every user's message, against the server"
@@ -60,6 +67,8 @@ class Privacy(BaseModel):
     bands: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None, description=f"for banded: over how many steps noise is correlated; none: up to {BANDS}"
     )
+    tensors: tuple[str, ...] = Field((), description="for partial: patterns of names of the tensors that get noise")
+    all_but: bool = Field(False, description="for partial: noise on all tensors but these")
     delta: Probability | None = Field(None, description="delta of the guarantee; at most 1 / population is wise")
     accountant: Accountant = Field("pld", description="pld: tighter; rdp: moments accountant")
     source: Literal["seeded", "system"] = Field(
@@ -88,6 +97,10 @@ class Plan:
     """The largest norm that one user adds to what is released, for a bound of 1."""
     coefficients: tuple[float, ...] = ()
     """Of the banded mechanism: how the noise of a step depends on that of the steps before it."""
+    spans: Spans = ()
+    """Of the partial mechanism: where the noise goes."""
+    partial_multiplier: float = 0.0
+    """Of the partial mechanism: z there. The event does not have it, because it buys nothing."""
 
     @property
     def rate(self) -> float:
@@ -114,6 +127,8 @@ class Plan:
 
         Call only once the ledger has the release.
         """
+        if self.spans and event.sensitivity is not None:
+            return self._partial(total, self.partial_multiplier * event.sensitivity, cohort, step, attempt)
         if not event.private or event.sensitivity is None:
             return None
         spread = event.update_multiplier * event.sensitivity
@@ -122,11 +137,32 @@ class Plan:
             return self._from_users(total, cohort, spread * self.weights[cohort] / self.rate, step, attempt)
         if self.coefficients:
             return self._correlated(total, spread, step, attempt, memory)
+        return self._independent(total, spread, cohort, step, attempt)
+
+    def noisy_sizes(self, sizes: list[int]) -> list[int]:
+        """How many coordinates of each tensor get noise, if there is any."""
+        if not self.spans:
+            return sizes
+        ends = np.cumsum(sizes).tolist()
+        return [
+            sum(max(0, min(end, stop) - max(end - size, start)) for start, stop in self.spans)
+            for size, end in zip(sizes, ends, strict=True)
+        ]
+
+    def _independent(self, total: Tensor, spread: float, cohort: np.ndarray, step: int, attempt: int) -> float:
         if self.placement == "client" and len(cohort) > 0:
             # Each user adds s_client C; the weights turn the sum of these into exactly `spread`.
             own = self.weights[cohort] / np.sqrt(np.square(self.weights[cohort]).sum())
             return self._from_users(total, cohort, spread * own, step, attempt)
         return math.sqrt(self.source.add(total, spread, Address(step, attempt=attempt)))
+
+    def _partial(self, total: Tensor, spread: float, cohort: np.ndarray, step: int, attempt: int) -> float:
+        """All of the noise is drawn, so that runs with noise on other tensors can be compared value for value."""
+        fresh = torch.zeros_like(total)
+        self._independent(fresh, spread, cohort, step, attempt)
+        for start, stop in self.spans:
+            total[start:stop].add_(fresh[start:stop])
+        return math.hypot(*(norm(fresh[start:stop]) for start, stop in self.spans))
 
     def _from_users(self, total: Tensor, cohort: np.ndarray, scales: np.ndarray, step: int, attempt: int) -> float:
         squares = 0.0
@@ -178,6 +214,7 @@ def make_plan(
     seed: int,
     adaptive: Adaptive | None = None,
     counters: int = 0,
+    spans: Spans = (),
 ) -> Plan:
     """Build the plan, calibrate its noise and refuse what cannot be accounted for, before anything is trained."""
     population = len(weights)
@@ -204,7 +241,12 @@ def make_plan(
         factorisation.sensitivity(np.array(coefficients), steps, separation)  # refuses bands beyond the separation
         bare = replace(bare, rounds=steps, bands=bands)
     z = 0.0 if privacy.mechanism == "none" else _multiplier(privacy, bare, weights, steps)
-    event = replace(bare, noise_multiplier=z)
+    partial = privacy.mechanism == "partial"
+    if partial and (not spans or local or adaptive is not None):
+        raise UserError(
+            "privacy.mechanism=partial needs tensors to add noise to, privacy.trust=central and no adaptive bound"
+        )
+    event = replace(bare, noise_multiplier=0.0 if partial else z)
     if adaptive is not None:
         # A twentieth of the cohort, as its authors advise, but never so little that the counters take more than a
         # fifth of the budget.
@@ -216,14 +258,36 @@ def make_plan(
     source: Source = System() if privacy.source == "system" else Seeded(seed)
     return Plan(
         seed, steps, kind, sampling.cohort, weights, privacy.placement, event, privacy.delta, privacy.accountant,
-        source, reach, coefficients,
+        source, reach, coefficients, spans if partial else (), z if partial else 0.0,
     )  # fmt: skip
 
 
+def spans_of(privacy: Privacy, layout: Layout) -> Spans:
+    """Where noise on some tensors goes; of other mechanisms nothing, which stands for everywhere."""
+    if privacy.mechanism != "partial":
+        return ()
+    for pattern in privacy.tensors:
+        if not any(fnmatchcase(name, pattern) for name in layout.names):
+            raise UserError(
+                f"privacy.tensors: no tensor of the model matches {pattern!r}; there are {len(layout.names)}, "
+                f"for example {', '.join(layout.names[:: max(1, len(layout.names) // 6)])}"
+            )
+    spans = tuple(
+        (end - size, end)
+        for name, size, end in zip(layout.names, layout.sizes, np.cumsum(layout.sizes).tolist(), strict=True)
+        if any(fnmatchcase(name, pattern) for pattern in privacy.tensors) != privacy.all_but
+    )
+    if not spans:
+        raise UserError("privacy.all_but: the patterns of privacy.tensors match every tensor; none is left for noise")
+    return spans
+
+
 def _multiplier(privacy: Privacy, bare: Event, weights: np.ndarray, steps: int) -> float:
-    check_supported(bare, privacy.accountant)
+    guaranteed = privacy.mechanism != "partial"
+    if guaranteed:
+        check_supported(bare, privacy.accountant)
     _check_mechanism(privacy, bare)
-    if bare.sensitivity is None or privacy.delta is None:
+    if bare.sensitivity is None or (guaranteed and privacy.delta is None):
         raise UserError("noise needs a bounding rule with a bound and privacy.delta")
     if privacy.noise_multiplier is not None:
         return privacy.noise_multiplier
@@ -232,7 +296,9 @@ def _multiplier(privacy: Privacy, bare: Event, weights: np.ndarray, steps: int) 
             return privacy.noise_scale
         average = noise.average_scale(privacy.noise_scale, privacy.placement, bare.rate, weights)
         return noise.multiplier_of_average(average, bare.rate, weights)
-    if privacy.target_epsilon is None:
+    if not guaranteed:
+        raise UserError("privacy.mechanism=partial needs noise_multiplier or noise_scale; it has no epsilon")
+    if privacy.target_epsilon is None or privacy.delta is None:
         raise UserError(f"privacy.mechanism={privacy.mechanism} needs target_epsilon, noise_multiplier or noise_scale")
     charges = 1 if bare.whole_run else steps
     return noise_multiplier(privacy.target_epsilon, privacy.delta, charges, privacy.accountant, bare)
@@ -246,3 +312,5 @@ def _check_mechanism(privacy: Privacy, bare: Event) -> None:
         )
     if privacy.mechanism == "banded" and privacy.source == "system":
         raise UserError("privacy.source=system: the noise of banded has to be kept in checkpoints; use gaussian")
+    if privacy.mechanism == "partial" and privacy.source == "system":
+        raise UserError("privacy.source=system: is for releases, and partial has no guarantee to release with")

@@ -13,13 +13,14 @@ from confide.files import write_atomically
 from confide.privacy.accountant import shown
 from confide.recipe import Recipe
 from confide.report.figures import draw_run
+from confide.report.layer_figures import draw_layers
 
 _STYLE = """
 body{font:15px/1.55 system-ui,sans-serif;max-width:62rem;margin:2.5rem auto;padding:0 1.2rem;color:#1c1917}
 h1{font-size:1.5rem;margin-bottom:.2rem}h2{font-size:1.1rem;margin-top:2.2rem}.sub{color:#57534e;margin-top:0}
 table{border-collapse:collapse}td{padding:.25rem 1.2rem .25rem 0;border-bottom:1px solid #e7e5e4;vertical-align:top}
 td:first-child{color:#57534e}.figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(26rem,1fr));gap:1.2rem}
-figure{margin:0}img{width:100%}figcaption{color:#57534e;font-size:.85rem}
+.wide{grid-template-columns:1fr}figure{margin:0}img{width:100%}figcaption{color:#57534e;font-size:.85rem}
 .note{border-left:4px solid #c2410c;background:#fff7ed;padding:.6rem 1rem}
 .promise{border-color:#1d4ed8;background:#eff6ff}
 pre{background:#fafaf9;border:1px solid #e7e5e4;padding:1rem;overflow:auto;font-size:.8rem}
@@ -35,12 +36,14 @@ def write_report(folder: Path, recipe: Recipe, summary: dict[str, Any] | None) -
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>",
         f"<h1>{title}</h1><p class=sub>{html.escape(recipe.description)}</p>",
-        _promise(summary),
+        _promise(recipe, summary),
         "<h2>Results</h2>",
         _table(_results(summary)) if summary else "<p class=note>This run is not finished.</p>",
         "<h2>Curves</h2><div class=figures>",
         *(_figure(path, said) for path, said in figures),
-        "</div><p>These curves come from the users' data and are <b>not</b> covered by the privacy guarantee.</p>",
+        "</div>",
+        *_tensors(folder),
+        "<p>These curves come from the users' data and are <b>not</b> covered by the privacy guarantee.</p>",
         f"<h2>Recipe</h2><pre>{html.escape(recipe.to_yaml())}</pre></html>",
     ]
     path = folder / "report.html"
@@ -56,7 +59,21 @@ def _records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def _promise(summary: dict[str, Any] | None) -> str:
+def _tensors(folder: Path) -> list[str]:
+    """Figures of the model's tensors, where there are enough of them to be compared."""
+    figures = draw_layers(folder)
+    if not figures:
+        return []
+    return ["<h2>Tensors</h2><div class='figures wide'>", *(_figure(path, said) for path, said in figures), "</div>"]
+
+
+def _promise(recipe: Recipe, summary: dict[str, Any] | None) -> str:
+    if recipe.privacy.mechanism == "partial":
+        which = html.escape(", ".join(recipe.privacy.tensors))
+        return (
+            f"<p class=note>Noise was added only to {'all tensors but ' if recipe.privacy.all_but else ''}{which}, to "
+            "see what it does there: this run gives <b>no privacy guarantee</b>.</p>"
+        )
     if summary is None:
         return ""
     if summary["epsilon"] is None:
@@ -84,6 +101,7 @@ def _results(summary: dict[str, Any]) -> list[tuple[str, str]]:
     rows += [
         ("central steps", str(summary["steps"])),
         ("seconds in steps", f"{summary['seconds']:.1f}"),
+        *(((f"left out: {reason}"), str(count)) for reason, count in summary.get("skipped", {}).items()),
         ("seed", str(summary["seed"])),
         ("ledger's last hash", summary["ledger_head"]),
     ]

@@ -47,7 +47,9 @@ class ModelSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    preset: Literal["tiny", "small", "narrow", "shallow", "baseline", "wide", "deep"] = "tiny"
+    preset: Literal["tiny", "small", "narrow", "shallow", "baseline", "wide", "deep"] = Field(
+        "tiny", description="named sizes; every other field overrides its value"
+    )
     layers: int = Field(3, ge=1, description="blocks of attention and MLP")
     width: int = Field(96, ge=2, multiple_of=2, description="size of a frame's embedding")
     mlp: int = Field(384, ge=1, description="size of the MLP's hidden layer")

@@ -1,0 +1,31 @@
+"""The recipe's section of the speech task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from confide.speech.augment import SpecAugment
+from confide.speech.corpora import CorpusSettings
+from confide.speech.features import FeatureSettings
+from confide.speech.model import ModelSettings
+
+
+class SpeechSettings(BaseModel):
+    """Speech recognition over speakers."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["speech"] = "speech"
+    corpus: CorpusSettings = Field(description="whose speakers are the users")
+    test: CorpusSettings = Field(description="what the central model is evaluated on; other speakers")
+    pool: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="deal all utterances into so many users, in place of the speakers: central training"
+    )
+    model: ModelSettings = Field(ModelSettings(), description="a preset, and what differs from it")
+    start: Path | None = Field(None, description="run folder or safetensors file to begin from; none: fresh weights")
+    features: FeatureSettings = FeatureSettings()
+    augment: SpecAugment | None = Field(SpecAugment(), description="SpecAugment in training; null for none")
+    cache: Path | None = Field(None, description="where features are kept; none: the user's cache folder")

@@ -1,0 +1,157 @@
+"""The shipped recipes parse, and the paper's say what the paper says."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from confide.federated.optimisers import Lamb, Lars
+from confide.federated.schedules import Exponential
+from confide.recipe import Recipe, load, shipped
+from confide.speech.augment import SpecAugment
+from confide.speech.features import FeatureSettings
+from confide.speech.model import PRESETS
+from confide.speech.settings import SpeechSettings
+
+PAPER = sorted(name for name in shipped() if name.startswith("speech/paper/"))
+SEEDS = [name for name in PAPER if "/seed-" in name]
+PRIVATE = [name for name in PAPER if load(name).privacy.mechanism != "none"]
+SIZES = "speech/paper/model-sizes"
+
+
+def task_of(recipe: Recipe) -> SpeechSettings:
+    assert isinstance(recipe.task, SpeechSettings)
+    return recipe.task
+
+
+def decay(recipe: Recipe) -> tuple[float, int, float]:
+    schedule = recipe.central.schedule
+    assert isinstance(schedule, Exponential)
+    return schedule.rate, schedule.start, schedule.transition
+
+
+@pytest.mark.parametrize("name", sorted(shipped()))
+def test_every_shipped_recipe_parses_and_describes_itself(name: str) -> None:
+    assert load(name).description
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_every_recipe_of_the_paper_has_its_model_features_and_masks(name: str) -> None:
+    recipe = load(name)
+    task = task_of(recipe)
+    assert re.search(r"PFL-ASR (Table|Figure|appendix)", recipe.description)
+    assert (task.model.layers, task.model.mlp // task.model.width, task.model.heads) == (36, 4, 4)
+    assert task.model.width == (512 if name == SIZES else 768)
+    assert (task.model.dropout, task.model.layer_drop) == (0.3, 0.1 if name == SIZES else 0.3)
+    assert task.model.norm == ("post" if name.endswith("post-layernorm") else "pre")
+    assert (task.model.kernel, task.model.stride) == (7, 3)
+    assert task.features == FeatureSettings()
+    assert task.augment == SpecAugment(
+        frequency_masks=2, frequency_width=30, time_masks=10, time_width=50, time_ratio=0.1
+    )
+    assert recipe.local.gradient_clip == 1
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_seeds_are_trained_centrally_on_240_seconds_for_each_of_eight_accelerators(name: str) -> None:
+    recipe = load(name)
+    assert task_of(recipe).pool == recipe.sampling.cohort == 8
+    assert (recipe.local.steps, recipe.local.learning_rate, recipe.local.batch_seconds) == (1, 1.0, 240)
+    assert isinstance(recipe.central, Lars)
+    assert (recipe.central.learning_rate, recipe.central.coefficient, recipe.central.momentum) == (0.5, 0.001, 0.9)
+    assert 300_000 <= recipe.run.steps <= 600_000
+
+
+@pytest.mark.parametrize(("name", "first"), [(SEEDS[0], 330_000), (SEEDS[1], 40_000)])
+def test_the_smooth_decay_of_a_seed_has_the_mean_logarithm_of_the_papers_stairs(name: str, first: int) -> None:
+    recipe = load(name)
+    schedule = recipe.central.schedule
+    for stair in range(3):
+        begin = first + 50_000 * stair
+        middle = schedule(begin + 25_000)  # the logarithm is linear: its mean is in the middle
+        assert middle == pytest.approx(0.5 ** (stair + 1))
+
+
+@pytest.mark.parametrize("name", [name for name in PAPER if name not in SEEDS])
+def test_federated_batches_are_as_long_as_the_papers(name: str) -> None:
+    recipe = load(name)
+    assert recipe.local.batch_seconds == (360 if task_of(recipe).corpus.kind == "librispeech" else 120)
+    assert recipe.run.steps == 64_000 if name.endswith("post-layernorm") else 2000 <= recipe.run.steps <= 2006
+
+
+@pytest.mark.parametrize(
+    ("name", "central", "local", "schedule"),
+    [
+        ("fl-librispeech-scratch", 0.006, 0.4, (0.6, 1000, 500)),
+        ("fl-librispeech-seed", 0.003, 0.2, (0.6, 1000, 250)),
+        ("fl-common-voice-scratch", 0.006, 0.4, (0.6, 1000, 500)),
+        ("fl-common-voice-seed", 0.002, 0.2, (0.6, 750, 750)),
+        ("fl-common-voice-cohorts", 0.002, 0.2, (0.6, 750, 750)),
+        ("fedprox", 0.002, 0.2, (0.6, 750, 750)),
+        ("iid", 0.002, 0.2, (0.6, 750, 750)),
+        ("weak-seed", 0.006, 0.4, (0.6, 1000, 500)),
+    ],
+)
+def test_rates_and_schedules_are_those_of_figures_2_and_3(
+    name: str, central: float, local: float, schedule: tuple[float, int, float]
+) -> None:
+    recipe = load(f"speech/paper/{name}")
+    assert isinstance(recipe.central, Lamb)
+    assert recipe.central.bias_correction  # as in the released code
+    assert (recipe.central.learning_rate, recipe.local.learning_rate) == (central, local)
+    assert decay(recipe) == schedule
+    assert recipe.local.steps == (10 if name.endswith("cohorts") else None)
+    assert recipe.local.epochs == (None if name.endswith("cohorts") else 10)
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_private_recipes_bound_at_a_hundredth_and_are_accounted_as_in_table_1(name: str) -> None:
+    recipe = load(name)
+    assert recipe.bounding.bound == 0.01
+    assert (recipe.sampling.kind, recipe.sampling.cohort) == ("poisson", 1024)
+    assert (recipe.local.steps, recipe.local.epochs) == (10, None)
+    assert (recipe.privacy.placement, recipe.privacy.delta, recipe.privacy.accountant) == ("average", 1e-9, "rdp")
+    assert (recipe.central.learning_rate, recipe.local.learning_rate, decay(recipe)) == (0.002, 0.2, (0.6, 750, 750))
+    assert task_of(recipe).start is not None
+
+
+def test_the_private_recipes_differ_in_how_they_bound() -> None:
+    rules = {name: load(f"speech/paper/dp-{name}").bounding for name in ("global", "uniform", "dim", "weighted")}
+    assert {name: (rule.rule, rule.split) for name, rule in rules.items() if name != "global"} == {
+        name: ("per_layer_clip", name) for name in ("uniform", "dim", "weighted")
+    }
+    assert rules["global"].rule == "clip"
+
+
+@pytest.mark.parametrize("preset", ["narrow", "shallow", "baseline", "wide", "deep"])
+def test_every_size_of_table_21_is_one_setting_away_with_a_layer_drop_of_a_tenth(preset: str) -> None:
+    model = task_of(load(SIZES, [f"task.model.preset={preset}"])).model
+    assert (model.layers, model.width, model.mlp) == tuple(PRESETS[preset][key] for key in ("layers", "width", "mlp"))
+    assert model.layer_drop == 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "sets"),
+    [
+        ("seed-librispeech", ["task.corpus.subset=LS-960", "run.steps=600000", "central.schedule.start=305000"]),
+        ("seed-librispeech", ["run.steps=30"]),
+        ("seed-librispeech", ["task.model.norm=post"]),
+        ("seed-common-voice", ["task.corpus.share=5"]),
+        ("seed-common-voice", ["task.corpus.share=null", "task.start=runs/seed", "central.learning_rate=0.2"]),
+        ("seed-common-voice", ["task.corpus.language=fr", "task.test.language=fr"]),
+        ("fl-librispeech-scratch", ["task.corpus.users=iid", "task.augment=null", "local.proximal=0.1"]),
+        ("fl-common-voice-seed", ["task.corpus.share=95", "sampling.cohort=8"]),
+        ("fl-common-voice-cohorts", ["sampling.cohort=5120", "task.start=runs/seed-ls-960"]),
+        ("dp-global", ["privacy={mechanism: none}", "run.steps=2000", "bounding.bound=0.001"]),
+        ("dp-uniform", ["privacy.noise_scale=0.625e-6"]),
+        ("dp-weighted", ['bounding.layer_weights={"*.mlp.*": 1.5}']),
+        ("dp-dim", ["sampling.cohort=256", "privacy.noise_scale=30e-6", "task.corpus.share=90"]),
+        ("dp-french-german", ["bounding.rule=clip", "task.corpus.language=de", "task.test.language=de"]),
+        ("weak-seed", ["task.start=null"]),
+        ("post-layernorm", ["task.model.norm=pre", "central.schedule.warmup=0"]),
+        ("table8-lars", ["task.start=runs/seed-cv-en", "central.schedule.transition=250"]),
+    ],
+)
+def test_what_the_descriptions_tell_to_set_can_be_set(name: str, sets: list[str]) -> None:
+    load(f"speech/paper/{name}", sets)

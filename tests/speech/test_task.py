@@ -1,0 +1,386 @@
+"""The speech task: batches, pools, starts, and whole runs over good and bad recordings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from confide import folder
+from confide.errors import Stopped, UserError
+from confide.federated.local import LocalTraining, PlainTrainer, Updates
+from confide.federated.parameters import Layout, flatten
+from confide.randomness import generator
+from confide.recipe import Recipe, parse
+from confide.run import simulate
+from confide.speech.corpus import counted
+from confide.speech.settings import SpeechSettings
+from confide.speech.task import Speech
+
+pytestmark = pytest.mark.usefixtures("no_figures_here")
+RATE = 16_000
+MODEL = {"layers": 1, "width": 16, "mlp": 32, "heads": 2}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("speech")
+
+
+def voices(place: Path, population: str, speakers: int, **more: Any) -> dict[str, Any]:
+    return {
+        "kind": "synthetic", "population": population, "speakers": speakers, "utterances": 3, "sentences": "digits",
+        "digits": [1, 2], "cache": str(place / "voices"), **more,
+    }  # fmt: skip
+
+
+def document(place: Path, **task: Any) -> dict[str, Any]:
+    """Four speakers, three central steps of two local steps."""
+    return {
+        "task": {
+            "kind": "speech", "corpus": voices(place, "federated", 4), "test": voices(place, "test", 2),
+            "model": MODEL, "cache": str(place / "features"), **task,
+        },
+        "sampling": {"kind": "fixed", "cohort": 3},
+        "local": {"steps": 2, "batch_seconds": 3, "learning_rate": 0.1, "gradient_clip": 1},
+        "bounding": {"rule": "clip", "bound": 0.01},
+        "central": {"kind": "lamb", "learning_rate": 0.01},
+        "evaluation": {"every": 2},
+        "run": {"steps": 3, "checkpoint_every": 1},
+    }  # fmt: skip
+
+
+def speech(place: Path, seed: int = 0, **task: Any) -> Speech:
+    return Speech(SpeechSettings.model_validate(document(place, **task)["task"]), seed, quiet=True)
+
+
+@pytest.fixture(scope="module")
+def finished(place: Path, no_figures_here: None) -> Path:
+    """A whole run in one process."""
+    folder.train(parse(document(place)), place / "finished", quiet=True)
+    return place / "finished"
+
+
+# Batches
+
+
+class Clock:
+    """A task of which nothing is known but how long its examples last; it writes down every batch."""
+
+    name, metric = "clock", "none"
+
+    def __init__(self, lengths: list[float]) -> None:
+        self.lengths, self.batches = np.array(lengths), list[np.ndarray]()
+
+    @property
+    def examples(self) -> np.ndarray:
+        return np.array([len(self.lengths)])
+
+    def initial_parameters(self) -> dict[str, Tensor]:
+        return {"w": torch.zeros(1)}
+
+    def batch(self, user: int, examples: np.ndarray | None, draw: np.random.Generator) -> tuple[Tensor, ...]:
+        self.batches.append(np.arange(len(self.lengths)) if examples is None else examples)
+        return ()
+
+    def seconds(self, user: int) -> np.ndarray:
+        return self.lengths
+
+    def loss(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
+        return parameters["w"].sum()
+
+    def evaluate(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
+        return {}
+
+    def users_at_once(self, local: LocalTraining) -> int:
+        return 0
+
+    def fast_updates(self, *_: Any) -> Updates | None:
+        return None
+
+
+def packed(lengths: list[float], **local: Any) -> list[np.ndarray]:
+    task = Clock(lengths)
+    start = task.initial_parameters()
+    trainer = PlainTrainer(task, Layout.of(start), LocalTraining(learning_rate=1.0, **local), 0, flatten(start))
+    trainer.update(flatten(start), 0, 0)
+    return task.batches
+
+
+LENGTHS = st.lists(st.floats(0.1, 30), min_size=1, max_size=25)
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths=LENGTHS, limit=st.floats(0.1, 120), epochs=st.integers(1, 3))
+def test_batches_stay_below_the_padded_limit_and_cover_every_utterance_once_an_epoch(
+    lengths: list[float], limit: float, epochs: int
+) -> None:
+    batches = packed(lengths, epochs=epochs, batch_seconds=limit)
+    for batch in batches:
+        assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= limit * (1 + 1e-9)
+    order = np.concatenate(batches)
+    assert len(order) == epochs * len(lengths)
+    for epoch in range(epochs):
+        assert sorted(order[epoch * len(lengths) : (epoch + 1) * len(lengths)]) == list(range(len(lengths)))
+
+
+@settings(max_examples=30, deadline=None)
+@given(lengths=LENGTHS, limit=st.floats(0.1, 120), steps=st.integers(1, 12))
+def test_so_many_local_steps_are_taken_whatever_there_is_to_hear(
+    lengths: list[float], limit: float, steps: int
+) -> None:
+    batches = packed(lengths, steps=steps, batch_seconds=limit)
+    assert len(batches) == steps
+    assert all(len(batch) for batch in batches)
+
+
+# The task
+
+
+def test_pooled_users_hold_every_utterance_exactly_once(place: Path) -> None:
+    plain = speech(place)
+    for users in (1, 5, 12):
+        pooled = speech(place, pool=users)
+        assert pooled.pool is not None
+        held = [pair for user in pooled.pool for pair in zip(user.owners, user.places, strict=True)]
+        everything = [(owner, i) for owner, count in enumerate(plain.examples) for i in range(count)]
+        assert sorted(held) == everything
+        assert len(pooled.examples) == users
+        assert max(pooled.examples) - min(pooled.examples) <= 1
+        total = sum(float(pooled.seconds(user).sum()) for user in range(users))
+        assert total == pytest.approx(sum(float(plain.seconds(user).sum()) for user in range(4)))
+    assert not np.array_equal(
+        speech(place, seed=1, pool=1).pool[0].owners,  # type: ignore[index]
+        speech(place, pool=1).pool[0].owners,  # type: ignore[index]
+    )
+
+
+def test_a_pooled_batch_is_made_of_its_owners_utterances(place: Path) -> None:
+    plain, pooled = speech(place, augment=None), speech(place, augment=None, pool=2)
+    assert pooled.pool is not None
+    chosen = np.array([4, 0, 2])
+    features, lengths, targets, sizes, _ = pooled.batch(1, chosen, generator(0, "draw"))
+    for row, which in enumerate(chosen):
+        owner, where = int(pooled.pool[1].owners[which]), int(pooled.pool[1].places[which])
+        (wanted,) = plain.store.features(owner, [where])
+        assert np.array_equal(features[row, : lengths[row]].numpy(), wanted)
+        assert not features[row, lengths[row] :].any()
+        assert targets[row, : sizes[row]].tolist() == plain.store.targets(owner, [where])[0].tolist()
+        assert float(pooled.seconds(1)[which]) == pytest.approx(plain.seconds(owner)[where])
+
+
+def test_more_pooled_users_than_utterances_are_refused(place: Path) -> None:
+    with pytest.raises(UserError, match=r"task.pool=13: there are only 12 utterances"):
+        speech(place, pool=13)
+
+
+def test_a_loss_depends_on_its_draw_and_on_nothing_else(place: Path) -> None:
+    task = speech(place, model={**MODEL, "dropout": 0.2, "layer_drop": 0.1})
+    parameters = task.initial_parameters()
+
+    def loss(*address: int) -> float:
+        return float(task.loss(parameters, task.batch(1, None, generator(0, "draw", *address))))
+
+    first = loss(0)
+    assert loss(1) != first
+    assert loss(0) == first
+    assert loss(0, 1) != first
+
+
+def test_dropout_alone_follows_the_draw_too(place: Path) -> None:
+    task = speech(place, augment=None, model={**MODEL, "dropout": 0.2, "cape_shift": 0})
+    parameters = task.initial_parameters()
+    losses = {float(task.loss(parameters, task.batch(0, None, generator(0, "draw", step)))) for step in range(3)}
+    assert len(losses) == 3
+
+
+def test_fresh_weights_depend_on_the_seed_alone(place: Path) -> None:
+    a, b, c = (flatten(speech(place, seed).initial_parameters()) for seed in (0, 0, 1))
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
+
+
+# Starts
+
+
+def test_a_run_may_start_from_another_runs_folder_or_file(place: Path, finished: Path) -> None:
+    model = load_file(finished / folder.MODEL)
+    for start in (finished, finished / folder.MODEL):
+        found = speech(place, start=str(start)).initial_parameters()
+        assert found.keys() == model.keys()
+        assert all(torch.equal(found[name], model[name]) for name in model)
+    fresh = speech(place).initial_parameters()
+    assert any(not torch.equal(fresh[name], model[name]) for name in model)
+
+
+def test_a_start_that_does_not_fit_is_refused(place: Path, finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"conv.weight should be \(64, 7, 80\) but \(32, 7, 80\) was found"):
+        speech(place, start=str(finished), model={**MODEL, "width": 32}).initial_parameters()
+    with pytest.raises(UserError, match=r"blocks.01.ln1.scale should be \(16,\) but nothing was found"):
+        speech(place, start=str(finished), model={**MODEL, "layers": 2}).initial_parameters()
+    (tmp_path / "broken.safetensors").write_bytes((finished / folder.MODEL).read_bytes()[:-9])
+    for missing in (tmp_path, tmp_path / "nothing.safetensors", tmp_path / "broken.safetensors"):
+        with pytest.raises(UserError, match="no model could be read from"):
+            speech(place, start=str(missing)).initial_parameters()
+    save_file({"other": torch.zeros(3)}, tmp_path / "other.safetensors")
+    with pytest.raises(UserError, match="but nothing was found"):
+        speech(place, start=str(tmp_path / "other.safetensors")).initial_parameters()
+
+
+def test_corpora_in_two_languages_are_refused(place: Path) -> None:
+    french = voices(place, "test", 1, language="fr")
+    with pytest.raises(UserError, match=r"task.corpus is in 'en' and task.test in 'fr'; one model has one token set"):
+        speech(place, test=french)
+
+
+def test_the_model_has_the_tokens_of_its_language(place: Path) -> None:
+    french = voices(place, "test", 1, language="fr")
+    task = speech(place, corpus=french, test=french)
+    assert task.initial_parameters()["head.weight"].shape == (task.tokens.size, 16)
+    assert task.tokens.size > 30
+
+
+# Whole runs
+
+
+def test_two_workers_train_the_same_model_as_one(place: Path, finished: Path, tmp_path: Path) -> None:
+    folder.train(parse(document(place)), tmp_path / "two", workers=2, quiet=True)
+    assert (tmp_path / "two" / folder.MODEL).read_bytes() == (finished / folder.MODEL).read_bytes()
+
+
+def test_a_stopped_run_ends_as_if_it_had_not_been(
+    place: Path, finished: Path, tmp_path: Path, signal_after: Callable[..., AbstractContextManager[None]]
+) -> None:
+    with signal_after(2), pytest.raises(Stopped):
+        folder.train(parse(document(place)), tmp_path / "run", quiet=True)
+    summary = folder.resume(tmp_path / "run", quiet=True)
+    assert (tmp_path / "run" / folder.MODEL).read_bytes() == (finished / folder.MODEL).read_bytes()
+    assert summary["metrics"] == folder.summary_of(finished)["metrics"]
+
+
+def test_a_run_is_scored_in_percent_on_the_test_speakers(place: Path, finished: Path) -> None:
+    metrics = folder.summary_of(finished)["metrics"]
+    task = speech(place)
+    assert set(task.test.speakers).isdisjoint(task.store.speakers)
+    assert metrics == task.evaluate(load_file(finished / folder.MODEL))
+    scores, loss = task.heard(load_file(finished / folder.MODEL), task.test)
+    assert (metrics["wer"], metrics["test_loss"]) == (100 * scores.wer.value, loss)
+
+
+def with_local(place: Path, **local: Any) -> Recipe:
+    given = document(place)
+    given["local"] = {"batch_seconds": 1.5, "learning_rate": 0.1, "gradient_clip": 1, **local}
+    given["run"]["steps"] = 1
+    return parse(given)
+
+
+def test_local_epochs_and_fedprox_run_and_fedprox_holds_users_back(place: Path) -> None:
+    norms: dict[float, float] = {}
+    for proximal in (0.0, 5.0):
+        recipe = with_local(place, epochs=3, proximal=proximal)
+        seen: list[dict[str, Any]] = []
+        simulate(recipe, speech(place), watch=lambda loop, state, record, seen=seen: seen.append(record))  # type: ignore[misc]
+        norms[proximal] = seen[0]["update_norm"]
+        assert seen[0]["not_finite"] == 0
+    assert 0 < norms[5.0] < norms[0.0]
+
+
+def test_a_pool_of_one_step_follows_the_gradient_of_all_utterances(place: Path) -> None:
+    """Central training: the mean of the pool's updates is the gradient of one batch of everything."""
+    fixed = {**MODEL, "cape_shift": 0}
+    whole, parts = (speech(place, pool=users, augment=None, model=fixed) for users in (1, 4))
+    start = whole.initial_parameters()
+    local = LocalTraining(steps=1, learning_rate=1.0)
+    central = flatten(start)
+
+    def deltas(task: Speech, users: int) -> Tensor:
+        trainer = PlainTrainer(task, Layout.of(start), local, 0, central)
+        return torch.stack([trainer.update(central, user, 0).delta.clone() for user in range(users)]).mean(dim=0)
+
+    assert torch.allclose(deltas(whole, 1), deltas(parts, 4), rtol=1e-3, atol=1e-4)
+
+
+# Bad input
+
+
+@pytest.fixture(scope="module")
+def recordings(place: Path) -> Path:
+    """A folder as people have them: every rate and number of channels, and much that is broken."""
+    root, noise = place / "recordings", np.random.default_rng(0).uniform(-0.1, 0.1, (RATE * 3, 2))
+
+    def say(name: str, samples: np.ndarray, rate: int, text: str) -> None:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        soundfile.write(path, samples, rate)
+        path.with_suffix(".txt").write_text(text)
+
+    say("ann/stereo.wav", noise, RATE, "one two")
+    say("ann/slow.wav", noise[:12_000, 0], 8000, "three")
+    say("ann/fast.flac", noise, 44_100, "four")
+    say("ann/silent.wav", np.zeros(RATE), RATE, "five")
+    say("ann/strange.wav", noise, RATE, "Ça coûte 5 € — ÆØ Привет!")
+    say("ann/zero.wav", np.zeros(0), RATE, "six")
+    say("bob/short.wav", noise[:6000, 0], RATE, "a")  # his only one
+    say("eve/good.wav", noise, RATE, "seven")
+    say("eve/long.wav", noise[: RATE // 2, 0], RATE, "a label that is longer than its frames")
+    say("eve/digits.wav", noise, RATE, "123 456")
+    say("mute/nothing.wav", noise, RATE, "...")
+    (root / "eve" / "story.wav").write_text("this is not audio")
+    (root / "eve" / "story.txt").write_text("eight")
+    (root / "eve" / "cut.flac").write_bytes((root / "ann" / "fast.flac").read_bytes()[:5000])
+    (root / "eve" / "cut.txt").write_text("nine")
+    return root
+
+
+def test_bad_recordings_are_counted_and_named_and_the_rest_is_trained_on(place: Path, recordings: Path) -> None:
+    own = {"kind": "folder", "folder": str(recordings)}
+    task = speech(place, corpus=own, test=own)
+    assert dict(zip(task.store.speakers, task.examples.tolist(), strict=True)) == {"ann": 5, "bob": 1, "eve": 1}
+    assert {item.id: item.kind for item in task.skipped} == {
+        "ann/zero": "no samples",
+        "eve/long": "label too long",
+        "eve/digits": "no text",
+        "mute/nothing": "no text",
+        "eve/story": "undecodable",
+        "eve/cut": "truncated",
+    }
+    assert sum(counted(task.skipped).values()) == 6
+    ann = dict(zip((u.id for u in task.store.utterances(0)), task.store.texts(0), strict=True))
+    assert ann["ann/strange"] == "ca coute eur aeo privet"
+    given = document(place, corpus=own, test=own)
+    summary = folder.train(parse(given), place / "recorded", quiet=True)
+    records = [json.loads(line) for line in (place / "recorded" / folder.METRICS).read_text().splitlines()]
+    assert [record["cohort"] for record in records] == [3, 3, 3]
+    assert all(record["not_finite"] == 0 and np.isfinite(record["loss"]) for record in records)
+    assert all(np.isfinite(value) for value in summary["metrics"].values())
+
+
+def test_a_speaker_with_one_short_utterance_trains_on_it_in_every_step(place: Path, recordings: Path) -> None:
+    own = {"kind": "folder", "folder": str(recordings)}
+    task = speech(place, corpus=own, test=own)
+    bob = task.store.speakers.index("bob")
+    start = task.initial_parameters()
+    central = flatten(start)
+    local = LocalTraining(steps=4, batch_seconds=60, learning_rate=0.1)
+    update = PlainTrainer(task, Layout.of(start), local, 0, central).update(central, bob, 0)
+    assert torch.isfinite(update.delta).all()
+    assert float(update.norms.norm()) > 0
+
+
+def test_a_corpus_without_a_usable_speaker_is_refused(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "mute").mkdir()
+    soundfile.write(tmp_path / "mute" / "a.wav", np.zeros(RATE // 10), RATE)
+    (tmp_path / "mute" / "a.txt").write_text("far too long for a tenth of a second")
+    with pytest.raises(UserError, match="has no usable utterance among 1"):
+        speech(place, corpus={"kind": "folder", "folder": str(tmp_path)})
