@@ -18,13 +18,12 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV): about two minutes the first time"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,cifar,beam]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,cifar,beam,retrieval]'
 	@touch $@
 
-demo: $(STAMP) ## compare clipping with normalised updates on embedded data, then train one private model
-	$(BIN)/confide reproduce norm/table1 --dataset digits --seeds 1 --epsilons 5 --out results/demo
-	$(BIN)/confide train convex/digits --out runs/demo
-	$(BIN)/confide ledger runs/demo
+demo: $(STAMP) ## private federated speech recognition on synthetic voices, from nothing
+	$(BIN)/confide demo --out runs/demo
+	$(BIN)/confide ledger runs/demo/per-layer
 
 test: $(STAMP) ## run the tests on all cores
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto

@@ -80,6 +80,9 @@ class SyntheticSettings(BaseModel):
     utterances: int = Field(10, gt=0, le=9_999, description="how many sentences each says")
     sentences: Sentences = Field("both", description="digits, commands or both")
     digits: tuple[int, int] = Field((2, 6), description="fewest and most digits in a sentence of digits")
+    users: Literal["speakers", "iid"] = Field(
+        "speakers", description="a user is a speaker, or (the control) each utterance gets a user drawn uniformly"
+    )
     seed: int = Field(0, ge=0, description="another seed gives other speakers")
     cache: Path | None = Field(None, description="where recordings are kept; none: the user's cache folder")
 
@@ -161,7 +164,11 @@ def _digest(settings: SyntheticSettings) -> str:
             f"the synthetic voices need the package {_WHEEL}, which is not installed; "
             f"run `pip install {_WHEEL}`, or choose another corpus"
         ) from error
-    key = {**settings.model_dump(mode="json", exclude={"speakers", "cache"}), "scheme": _SCHEME, "wheel": wheel}
+    key = {
+        **settings.model_dump(mode="json", exclude={"speakers", "cache", "users"}),
+        "scheme": _SCHEME,
+        "wheel": wheel,
+    }
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
 
 

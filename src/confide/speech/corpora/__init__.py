@@ -14,6 +14,7 @@ from confide.speech.corpora.common_voice import CommonVoiceSettings, common_voic
 from confide.speech.corpora.digits import AudioMnistSettings, FsddSettings, audiomnist, fsdd
 from confide.speech.corpora.folder import FolderSettings, TsvSettings, folder, tsv
 from confide.speech.corpora.librispeech import LibriSpeechSettings, librispeech
+from confide.speech.corpora.shares import iid
 from confide.speech.corpus import Corpus, Progress
 from confide.speech.voices import SyntheticSettings, synthetic_corpus
 
@@ -46,7 +47,8 @@ def read_corpus(settings: CorpusSettings, progress: Progress | None = None) -> C
         return folder(settings, progress)
     if isinstance(settings, TsvSettings):
         return tsv(settings, progress)
-    return synthetic_corpus(settings)
+    made = synthetic_corpus(settings)
+    return iid(made, settings.seed) if settings.users == "iid" else made
 
 
 __all__ = [
