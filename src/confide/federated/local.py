@@ -72,6 +72,7 @@ class PlainUpdate:
     losses: Tensor
 
     def weighted_sum(self, factors: Tensor, into: Tensor) -> None:
+        @torch.no_grad()
         def add(job: tuple[float, Tensor, Tensor]) -> None:
             factor, total, piece = job
             if factor != 0 and not 1 / _LARGE < abs(factor) < _LARGE:  # float32 would not hold such a factor well

@@ -53,13 +53,13 @@ class Layout:
             chunks += [(layer, begins + s, min(begins + s + _CHUNK, begins + size)) for s in range(0, size, _CHUNK)]
             begins += size
 
+        @torch.no_grad()  # which every thread has to say for itself
         def subtract(chunk: tuple[int, int, int]) -> float:
             _, start, stop = chunk
             part = torch.sub(one[start:stop], other[start:stop], out=out[start:stop])
             if scale != 1.0:
                 part.mul_(scale)
-            values = part.numpy()
-            return float(np.einsum("i,i->", values, values, dtype=np.float64))  # while it is still in the cache
+            return _square(part.numpy())  # while it is still in the cache
 
         squares = torch.zeros(len(self.sizes), dtype=torch.float64)
         for (layer, _, _), square in zip(chunks, in_threads(subtract, chunks, self.size), strict=True):
@@ -72,6 +72,26 @@ class Layout:
 
 
 _CHUNK = 1 << 18
+_ROW = 256
+_ROW_ROUNDING = 1 + 2e-5
+
+
+def _square(values: np.ndarray) -> float:
+    """The sum of squares, never too small by more than the rounding of double precision.
+
+    Float32 rows of 256 are three times faster than double precision. A row's sum is off by at most 256 times 2^-24,
+    less than what the factor adds; rows are summed in double precision. Where squares would leave float32's range, and
+    for the rest of a tensor that is no whole row, double precision does the work.
+    """
+    whole = len(values) // _ROW * _ROW
+    if values.dtype == np.float32 and whole > 0:
+        rows = values[:whole].reshape(-1, _ROW)
+        found = float(np.vecdot(rows, rows).sum(dtype=np.float64))
+        if 1e-20 < found < 1e30:
+            return found * _ROW_ROUNDING + _square(values[whole:])
+    return float(np.einsum("i,i->", values, values, dtype=np.float64))
+
+
 _WORTH_THREADS = 8_000_000
 _pools: dict[int, ThreadPoolExecutor] = {}
 

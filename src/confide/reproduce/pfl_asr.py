@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from confide import folder as runs
 from confide.errors import UserError
 from confide.privacy.ledger import Ledger
 from confide.recipe import Recipe, load
@@ -190,10 +191,12 @@ def _ratios(names: Sequence[str], layers: dict[str, Any]) -> dict[str, float]:
 
 def reproduce(what: str, folder: Path, dataset: str, seeds: int, workers: int, quiet: bool = False) -> Result:
     """Train the seed models that a table needs, run its cells, and lay them beside the paper's."""
-    if what not in TABLES:
-        raise UserError(f"cannot reproduce pfl-asr/{what}; expected one of {', '.join(TABLES)}")
+    if what not in (*TABLES, "figure5"):
+        raise UserError(f"cannot reproduce pfl-asr/{what}; expected one of {', '.join(TABLES)}, figure5")
     if dataset not in BASES:
         raise UserError(f"--dataset {dataset}: expected one of {', '.join(BASES)}")
+    if what == "figure5":
+        return _figure5(folder, dataset, workers, quiet)
     table, base = TABLES[what](), BASES[dataset]
     starts = {cell.start for cell in table} - {FRESH}
     places = {start: _seed_model(base, start, folder.parent / f"{dataset}-seeds", workers, quiet) for start in starts}
@@ -219,6 +222,19 @@ def reproduce(what: str, folder: Path, dataset: str, seeds: int, workers: int, q
     return Result(rows, [], _text(what, dataset, seeds, rows, folder))
 
 
+def _figure5(folder: Path, dataset: str, workers: int, quiet: bool) -> Result:
+    """One run without noise, whose page has the norms of the users' updates by kind of tensor and depth."""
+    base = BASES[dataset]
+    start = _seed_model(base, SEED, folder.parent / f"{dataset}-seeds", workers, quiet)
+    place = folder / "run"
+    wanted = load(f"{base}/federated", [*_begin(SEED, {SEED: start}), *noisy(0), "evaluation.every=5"])
+    unfinished = (place / runs.RECIPE).exists() and not (place / runs.SUMMARY).exists()
+    summary = runs.resume(place, workers, quiet) if unfinished else runs.train(wanted, place, workers, quiet)
+    figure = place / "figures" / "layers_depth.png"
+    text = f"PFL-ASR figure 5 on {dataset}: norms of updates by kind of tensor and depth\nfigure: {figure}"
+    return Result([{"wer": summary["metrics"]["wer"], "figure": str(figure)}], [], text)
+
+
 def _begin(start: str, places: dict[str, Path]) -> tuple[str, ...]:
     return ("task.start=null",) if start == FRESH else (f"task.start={places[start]}",)
 
@@ -230,8 +246,6 @@ def resolved(changes: Sequence[str]) -> list[str]:
 
 def _seed_model(base: str, start: str, folder: Path, workers: int, quiet: bool) -> Path:
     """Train a seed model once: the whole one, one that was stopped early, or one of another size."""
-    from confide import folder as runs
-
     changes = []
     if start.endswith("%"):
         whole = load(f"{base}/seed").run.steps

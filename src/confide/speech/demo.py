@@ -21,7 +21,7 @@ from confide.privacy.accountant import shown
 from confide.privacy.planner import Point
 from confide.recipe import load
 
-NOISE = 3e-3
+NOISE = 2e-4
 DELTA = 1e-9
 PRIVATE = (
     "privacy.mechanism=gaussian", f"privacy.noise_scale={NOISE}", "privacy.placement=average", f"privacy.delta={DELTA}",
