@@ -1,4 +1,7 @@
-"""What the tests share: the command line in this process, a tiny recipe, a clean stop, and pictures of a folder."""
+"""What the tests share: the command line in this process, a tiny recipe, a clean stop, and pictures of a folder.
+
+For retrieval: tiny models of both kinds, made on the spot, the real ones where they are installed, published data.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
+
+if TYPE_CHECKING:
+    from confide.retrieval.encoder import Encoder
 
 # Every part of a state is in use: an optimiser with moments, a mean of the last iterates, two evaluations to average.
 TINY = """\
@@ -109,3 +115,108 @@ def signal_after() -> Callable[..., AbstractContextManager[None]]:
             yield
 
     return sending
+
+
+_TEXT = "the cat sat on a mat and dogs ran far away from home while birds sang in old trees near water"
+_WORDS = _TEXT.split()
+
+
+def _tokeniser(folder: Path, masked: bool) -> None:
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"] if masked else ["<pad>", "<unk>", "<s>", "</s>"]
+    vocabulary = {word: number for number, word in enumerate([*specials, *_WORDS])}
+    plain = Tokenizer(models.WordLevel(vocabulary, unk_token=specials[1]))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    names: dict[str, Any] = {"pad_token": specials[0], "unk_token": specials[1]}
+    if masked:
+        plain.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        )
+        names |= {"cls_token": specials[2], "sep_token": specials[3]}
+    else:
+        names |= {"bos_token": specials[2], "eos_token": specials[3]}
+    wrap: Any = transformers.PreTrainedTokenizerFast
+    wrap(tokenizer_object=plain, **names).save_pretrained(str(folder))
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Literal["causal", "masked"]], Path]:
+    """The folder of a random model with two blocks, 16 wide, and a vocabulary of some twenty words."""
+    made: dict[str, Path] = {}
+
+    def make(kind: Literal["causal", "masked"]) -> Path:
+        import torch
+        import transformers
+
+        library: Any = transformers
+
+        if kind not in made:
+            folder = tmp_path_factory.mktemp(kind)
+            _tokeniser(folder, kind == "masked")
+            size: dict[str, Any] = {
+                "vocab_size": len(_WORDS) + 4, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+                "intermediate_size": 32, "max_position_embeddings": 64, "initializer_range": 0.3,
+            }  # fmt: skip
+            with torch.random.fork_rng():
+                torch.manual_seed(0)
+                model: Any = (
+                    library.LlamaForCausalLM(library.LlamaConfig(**size, num_key_value_heads=2))
+                    if kind == "causal"
+                    else library.BertModel(library.BertConfig(**size))
+                )
+            model.save_pretrained(str(folder))
+            made[kind] = folder
+        return made[kind]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_encoder(tiny_model: Callable[..., Path]) -> Callable[..., Encoder]:
+    """`tiny_encoder("causal", "mean", max_tokens=8)`."""
+
+    def make(kind: Literal["causal", "masked"], pooling: Literal["last", "mean"] = "last", **more: Any) -> Encoder:
+        from confide.retrieval.encoder import Encoder, EncoderSettings
+
+        return Encoder(EncoderSettings(source=str(tiny_model(kind)), pooling=pooling, **more))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def real_encoder() -> Callable[..., Encoder]:
+    """An installed preset; the test is skipped where there is none."""
+
+    def make(name: str, pooling: Literal["last", "mean"] = "last") -> Encoder:
+        from confide.retrieval.encoder import Encoder, EncoderSettings
+        from confide.retrieval.presets import PRESETS
+
+        if not PRESETS[name].installed:
+            pytest.skip(f"the real model {name} is not installed; run `{PRESETS[name].command}`")
+        return Encoder(EncoderSettings(source=name, pooling=pooling))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    """The folder with the published collections; the test is skipped where there is none."""
+    folder = Path(os.environ.get("CONFIDE_DATA", "../shared/data"))
+    if not (folder / "sms_spam").is_dir():
+        pytest.skip(f"no published data in {folder}; name their folder in the environment variable CONFIDE_DATA")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def minilm() -> str:
+    """The small real encoder, fetched where it is not here yet; the test is skipped where that cannot be done."""
+    from confide.errors import UserError
+    from confide.retrieval.presets import install, preset
+
+    try:
+        install(preset("minilm"))
+    except UserError as error:
+        pytest.skip(f"the encoder minilm is not installed and could not be fetched: {error}")
+    return "minilm"

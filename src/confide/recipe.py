@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -28,9 +29,13 @@ from confide.federated.local import LocalTraining
 from confide.federated.optimisers import Optimiser
 from confide.privacy.plan import Privacy
 from confide.privacy.sampling import Sampling
+from confide.retrieval.head import HeadSettings
+from confide.retrieval.settings import RetrievalSettings
 from confide.speech.settings import SpeechSettings
 
-TaskSettings = Annotated[LogisticSettings | QuadraticSettings | SpeechSettings, Field(discriminator="kind")]
+TaskSettings = Annotated[
+    LogisticSettings | QuadraticSettings | SpeechSettings | RetrievalSettings, Field(discriminator="kind")
+]
 
 
 class _Loader(yaml.SafeLoader):
@@ -146,6 +151,7 @@ def shipped() -> dict[str, Traversable]:
     return found
 
 
+@cache
 def schema() -> dict[str, Any]:
     return Recipe.model_json_schema()
 
@@ -202,7 +208,7 @@ def _sections(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             else:
                 sections[key] = info.get_default(call_default_factory=True)
             continue
-        adapter: TypeAdapter[Any] = TypeAdapter(Annotated[info.annotation, info])  # type: ignore[arg-type]
+        adapter = _adapter(key)
         yes = _yes_for_a_number(key, document[key])
         if yes:
             problems += yes
@@ -212,6 +218,12 @@ def _sections(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         except ValidationError as error:
             problems += [_explain(key, document[key], e) for e in error.errors()]
     return sections, problems
+
+
+@cache
+def _adapter(section: str) -> TypeAdapter[Any]:
+    info = Recipe.model_fields[section]
+    return TypeAdapter(Annotated[info.annotation, info])  # type: ignore[arg-type]
 
 
 def _yes_for_a_number(section: str, given: Any) -> list[str]:
@@ -353,9 +365,9 @@ def _check_bound(bounding: Bounding) -> list[str]:
 def _check_cohort(task: Any, sampling: Sampling) -> list[str]:
     users: int | None = getattr(task, "users", None)
     if users is not None and sampling.cohort > users:
+        key = "task.clients.clients" if task.kind == "retrieval" else "task.users"
         return [
-            f"sampling.cohort={sampling.cohort} is larger than the population of {users} users; "
-            f"lower it or raise task.users"
+            f"sampling.cohort={sampling.cohort} is larger than the population of {users} users; lower it or raise {key}"
         ]
     return []
 
@@ -450,6 +462,23 @@ def _check_weights(task: Any, users: Users) -> list[str]:
     return []
 
 
+def _check_retrieval(task: Any, local: LocalTraining) -> list[str]:
+    if not isinstance(task, RetrievalSettings):
+        return []
+    problems = []
+    if task.experts is not None and not task.has_head:
+        problems.append(f"task.experts: only used with method head or adapter_head, not {task.method}")
+    if task.experts is not None and task.head != HeadSettings():
+        problems.append("task.head: has no meaning beside task.experts; leave one of them out")
+    if task.negatives is not None and task.method != "adapter_search":
+        problems.append(f"task.negatives: only used with method adapter_search, not {task.method}")
+    if task.trains_adapter and local.batch_size is None:
+        problems.append(
+            f"local.batch_size: required with task.method={task.method}, whose steps run the encoder; for example 16"
+        )
+    return problems
+
+
 _CHECKS: list[tuple[tuple[str, ...], Callable[..., list[str]]]] = [
     (("local",), _check_local),
     (("task", "local"), _check_seconds),
@@ -462,4 +491,5 @@ _CHECKS: list[tuple[tuple[str, ...], Callable[..., list[str]]]] = [
     (("privacy", "bounding"), _check_local_trust),
     (("final", "evaluation", "run"), _check_lengths),
     (("task", "users"), _check_weights),
+    (("task", "local"), _check_retrieval),
 ]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from confide import retrieval_commands
 from confide.errors import UserError
 
 if TYPE_CHECKING:
@@ -63,10 +64,18 @@ def evaluate(
     Without --corpus it is the recipe's own test corpus, which --set can change: another subset, or its folder on
     this machine. The corpus that the model was trained on is not needed.
 
+    For retrieval: top-1, top-K, mean reciprocal rank and nDCG@10 on the test queries, also per document. Plain
+    inner-product search needs no run: `confide evaluate retrieval/sms-head --set task.method=search`
+
     Example: `confide evaluate runs/a --corpus librispeech --set subset=test-other`
     """
     from confide import folder
 
+    if retrieval_commands.is_retrieval(run):
+        if corpus is not None or language_model is not None:
+            raise UserError(f"{run} is of task retrieval: --corpus and --language-model are for speech; drop them")
+        retrieval_commands.evaluate(run, settings or [], as_json)
+        return
     recipe = folder.held_recipe(run)
     if recipe.task.kind == "speech":
         _evaluate_speech(run, recipe, corpus, settings or [], language_model, as_json)

@@ -7,6 +7,7 @@ from typing import Any
 from confide.convex.logistic import LogisticRegression, LogisticSettings
 from confide.convex.quadratics import Quadratics, QuadraticSettings
 from confide.federated.task import Task
+from confide.retrieval.settings import RetrievalSettings
 from confide.speech.settings import SpeechSettings
 
 
@@ -19,4 +20,8 @@ def make_task(settings: Any, seed: int) -> Task:
         from confide.speech.task import Speech
 
         return Speech(settings, seed)
+    if isinstance(settings, RetrievalSettings):
+        from confide.retrieval.task import Retrieval
+
+        return Retrieval(settings, seed)
     raise ValueError(f"no task for {type(settings).__name__}")

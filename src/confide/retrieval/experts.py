@@ -1,0 +1,211 @@
+"""A mixture of expert heads over clustered documents, with a trained gate (CAR section 4.2).
+
+Documents are clustered by their embeddings into clusters of equal size; an expert is a linear head over one cluster's
+documents, the gate a linear layer over clusters. The score of a document is
+
+    log p(d | h) = log softmax(gate(h))[cluster of d] + log softmax(expert(h))[d],
+
+a proper distribution over all documents. Training touches only the gate and the expert of the right document;
+retrieval touches the gate and the `active` experts that the gate likes best, and never the others.
+
+Differs from the paper: the paper sketches the idea and leaves it open; the factored likelihood, the balanced k-means
+and the number of active experts are ours. The clusters come from the documents, which all clients share, so they say
+nothing about a client's queries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+from torch.nn import functional
+
+from confide.errors import UserError
+from confide.retrieval.head import scaled
+
+_ITERATIONS = 25
+# Gathered expert weights of one piece of a batch, in numbers: about 64 MB.
+_GATHERED = 2**24
+
+
+class ExpertsSettings(BaseModel):
+    """A gate and expert heads."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["experts"] = "experts"
+    clusters: Annotated[int, Field(ge=1)] | None = Field(None, description="experts; none: about sqrt(documents)")
+    active: int = Field(4, ge=1, description="experts that a query visits")
+    scale: Literal["none", "unit", "layer"] = Field("none", description="as for the linear head")
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """Which documents an expert has."""
+
+    members: Tensor  # (clusters, size) int64 document numbers, -1 where a cluster has fewer
+    cluster: Tensor  # (documents,) int64
+    slot: Tensor  # (documents,) int64, the place within the cluster
+
+    @property
+    def documents(self) -> int:
+        return self.cluster.shape[0]
+
+
+def cluster_documents(settings: ExpertsSettings, embeddings: Tensor, draw: np.random.Generator) -> Clusters:
+    """Balanced k-means: no cluster has more than ceil(documents / clusters)."""
+    documents = embeddings.shape[0]
+    count = settings.clusters or max(1, round(math.sqrt(documents)))
+    if count > documents:
+        raise UserError(f"clusters={count} for {documents} documents; expected at most one cluster per document")
+    if settings.active > count:
+        raise UserError(f"active={settings.active} experts of {count}; expected at most as many as there are clusters")
+    points = embeddings.detach().double().numpy()
+    capacity = -(-documents // count)
+    centres = points[_spread(points, count, draw)]
+    owner = np.full(documents, -1)
+    for _ in range(_ITERATIONS):
+        before, owner = owner, _assign(points, centres, capacity)
+        if (before == owner).all():
+            break
+        sums = np.zeros_like(centres)
+        np.add.at(sums, owner, points)
+        sizes = np.bincount(owner, minlength=count)
+        centres = np.where(sizes[:, None] > 0, sums / np.maximum(sizes, 1)[:, None], centres)
+    return _clusters(owner, count)
+
+
+def _clusters(owner: NDArray[np.int64], count: int) -> Clusters:
+    size = int(np.bincount(owner, minlength=count).max())
+    members, slot = np.full((count, size), -1), np.zeros(len(owner), dtype=np.int64)
+    for number in range(count):
+        own = np.flatnonzero(owner == number)
+        members[number, : len(own)] = own
+        slot[own] = np.arange(len(own))
+    return Clusters(torch.from_numpy(members), torch.from_numpy(owner.astype(np.int64)), torch.from_numpy(slot))
+
+
+def _spread(points: NDArray[np.float64], count: int, draw: np.random.Generator) -> list[int]:
+    """First centres far from each other (k-means++)."""
+    chosen = [int(draw.integers(len(points)))]
+    nearest = np.square(points - points[chosen[0]]).sum(axis=1)
+    for _ in range(count - 1):
+        total = nearest.sum()
+        weights = nearest / total if total > 0 else None
+        chosen.append(int(draw.choice(len(points), p=weights)))
+        nearest = np.minimum(nearest, np.square(points - points[chosen[-1]]).sum(axis=1))
+    return chosen
+
+
+def _assign(points: NDArray[np.float64], centres: NDArray[np.float64], capacity: int) -> NDArray[np.int64]:
+    """Each point to a near centre with room: points ask their nearest open one, which takes the nearest of those."""
+    distance = np.square(centres).sum(axis=1)[None, :] - 2 * points @ centres.T  # up to a constant per point
+    owner = np.full(len(points), -1)
+    room = np.full(len(centres), capacity)
+    left = np.arange(len(points))
+    while len(left):
+        own = np.where(room[None, :] > 0, distance[left], np.inf)
+        wish = own.argmin(axis=1)
+        # A full centre turns away those that would lose least by going elsewhere.
+        second = np.partition(own, 1, axis=1)[:, 1] if own.shape[1] > 1 else np.full(len(left), np.inf)
+        regret = second - own[np.arange(len(left)), wish]
+        for centre in np.unique(wish):
+            asking = np.flatnonzero(wish == centre)
+            taken = asking[np.argsort(-regret[asking], kind="stable")][: room[centre]]
+            owner[left[taken]] = centre
+            room[centre] -= len(taken)
+        left = left[owner[left] < 0]
+    return owner.astype(np.int64)
+
+
+def parameter_shapes(clusters: Clusters, width: int) -> dict[str, tuple[int, ...]]:
+    """Names and shapes; the experts lie one after the other, each padded to the largest."""
+    count, size = clusters.members.shape
+    return {
+        "gate.weight": (count, width),
+        "gate.bias": (count,),
+        "experts.weight": (count, size, width),
+        "experts.bias": (count, size),
+    }
+
+
+def initial_parameters(clusters: Clusters, width: int, draw: np.random.Generator) -> dict[str, Tensor]:
+    """U(+-1/sqrt(width)) for weights, zeros for biases."""
+    parameters = {}
+    for name, shape in parameter_shapes(clusters, width).items():
+        if name.endswith("bias"):
+            parameters[name] = torch.zeros(shape)
+        else:
+            parameters[name] = (torch.from_numpy(draw.random(shape, dtype=np.float32)) * 2 - 1) / math.sqrt(width)
+    return parameters
+
+
+def loss(
+    settings: ExpertsSettings, clusters: Clusters, parameters: Mapping[str, Tensor], hidden: Tensor, labels: Tensor
+) -> Tensor:
+    """Mean of -log p(right document): the gate's cross-entropy plus that of the right expert."""
+    x = scaled(settings.scale, hidden)  # (batch, width)
+    right = clusters.cluster[labels]
+    gate = functional.linear(x, parameters["gate.weight"], parameters["gate.bias"])
+    own = _expert_log_probabilities(clusters, parameters, x, right.unsqueeze(1)).squeeze(1)  # (batch, size)
+    chosen = own.gather(1, clusters.slot[labels].unsqueeze(1)).squeeze(1)
+    return functional.cross_entropy(gate, right) - chosen.mean()
+
+
+def retrieve(
+    settings: ExpertsSettings, clusters: Clusters, parameters: Mapping[str, Tensor], hidden: Tensor, k: int
+) -> tuple[Tensor, Tensor]:
+    """The K best documents of the active experts: log-probabilities, best first, and document numbers (-1: none)."""
+    count, size = clusters.members.shape
+    if not 1 <= k <= min(clusters.documents, settings.active * size):
+        raise UserError(
+            f"k={k} documents were asked for; expected 1 to {min(clusters.documents, settings.active * size)}, which "
+            f"is what active={settings.active} experts hold: raise active"
+        )
+    step = max(1, _GATHERED // (settings.active * size * hidden.shape[1]))
+    scores, found = [], []
+    for piece in torch.split(scaled(settings.scale, hidden), step):
+        gate = functional.linear(piece, parameters["gate.weight"], parameters["gate.bias"]).log_softmax(dim=1)
+        best = torch.topk(gate, min(settings.active, count), dim=1)
+        own = _expert_log_probabilities(clusters, parameters, piece, best.indices)  # (piece, active, size)
+        joint = (best.values.unsqueeze(2) + own).flatten(1)
+        top = torch.topk(joint, k, dim=1)
+        scores.append(top.values)
+        # An empty slot has probability zero; it comes up only when the active experts have fewer than k documents.
+        found.append(clusters.members[best.indices].flatten(1).gather(1, top.indices))
+    return torch.cat(scores), torch.cat(found)
+
+
+def log_probabilities(
+    settings: ExpertsSettings, clusters: Clusters, parameters: Mapping[str, Tensor], hidden: Tensor
+) -> Tensor:
+    """All documents' log-probabilities, with every expert at work: the reference for `retrieve`."""
+    x = scaled(settings.scale, hidden)
+    gate = functional.linear(x, parameters["gate.weight"], parameters["gate.bias"]).log_softmax(dim=1)
+    every = torch.arange(clusters.members.shape[0]).expand(x.shape[0], -1)
+    joint = gate.unsqueeze(2) + _expert_log_probabilities(clusters, parameters, x, every)
+    return joint[:, clusters.cluster, clusters.slot]  # (batch, documents)
+
+
+def multiply_adds(settings: ExpertsSettings, clusters: Clusters, width: int) -> dict[str, int | float]:
+    """Multiply-adds of one query with the mixture and with a flat head, and the share of weights that it touches."""
+    count, size = clusters.members.shape
+    mixture = width * (count + min(settings.active, count) * size)
+    flat = width * clusters.documents
+    return {"experts": mixture, "flat": flat, "share": mixture / flat}
+
+
+def _expert_log_probabilities(
+    clusters: Clusters, parameters: Mapping[str, Tensor], hidden: Tensor, chosen: Tensor
+) -> Tensor:
+    """Within each chosen cluster."""  # hidden (batch, width), chosen (batch, n) -> (batch, n, size)
+    weight = parameters["experts.weight"][chosen]  # (batch, n, size, width)
+    logits = torch.einsum("bnsw,bw->bns", weight, hidden) + parameters["experts.bias"][chosen]
+    return logits.masked_fill(clusters.members[chosen] < 0, -torch.inf).log_softmax(dim=2)

@@ -1,0 +1,115 @@
+"""The classifier that retrieves (CAR section 3.2, eq. 1): logits = CLS(h), the documents are the top K of them.
+
+One linear layer from hidden states to documents; optionally a linear pre-classifier before it, with dropout between
+the two (section 6.1). Everything is a function of (settings, parameters, hidden states, randomness): no module holds a
+state.
+
+Differs from the paper: `scale` can bring every hidden state to a common size first. Some models' states have a few
+very large entries, for which plain gradient descent needs a tiny rate. It uses nothing but the state itself, so it
+costs no privacy. Dropout without a pre-classifier is on the hidden states.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+from torch.nn import functional
+
+from confide.errors import UserError
+
+
+class HeadSettings(BaseModel):
+    """The classifier head."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["linear"] = "linear"
+    pre_classifier: Annotated[int, Field(ge=1)] | None = Field(None, description="width of a linear layer before it")
+    dropout: float = Field(0.0, ge=0, lt=1, description="before the last layer, in training")
+    scale: Literal["none", "unit", "layer"] = Field(
+        "none", description="hidden states as they are, of length 1, or each with mean 0 and deviation 1"
+    )
+
+
+def parameter_shapes(settings: HeadSettings, width: int, documents: int) -> dict[str, tuple[int, ...]]:
+    """Names and shapes, in the order of the computation; a linear layer is (out, in)."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    inner = width
+    if settings.pre_classifier is not None:
+        inner = settings.pre_classifier
+        shapes |= {"pre.weight": (inner, width), "pre.bias": (inner,)}
+    return shapes | {"head.weight": (documents, inner), "head.bias": (documents,)}
+
+
+def initial_parameters(
+    settings: HeadSettings, width: int, documents: int, draw: np.random.Generator
+) -> dict[str, Tensor]:
+    """U(+-1/sqrt(fan_in)) for weights, zeros for biases."""
+    parameters = {}
+    for name, shape in parameter_shapes(settings, width, documents).items():
+        if name.endswith("bias"):
+            parameters[name] = torch.zeros(shape)
+        else:
+            values = torch.from_numpy(draw.random(shape, dtype=np.float32))
+            parameters[name] = (values * 2 - 1) / math.sqrt(shape[1])
+    return parameters
+
+
+def forward(
+    settings: HeadSettings,
+    parameters: Mapping[str, Tensor],
+    hidden: Tensor,  # (batch, width)
+    randomness: torch.Generator | None = None,
+) -> Tensor:
+    """Logits over documents. `randomness` means training: dropout. Without it the answer is deterministic."""
+    x = scaled(settings.scale, hidden)
+    if "pre.weight" in parameters:
+        x = functional.linear(x, parameters["pre.weight"], parameters["pre.bias"])
+    if settings.dropout and randomness is not None:
+        keep = 1.0 - settings.dropout
+        x = x * torch.empty_like(x).bernoulli_(keep, generator=randomness) / keep
+    return functional.linear(x, parameters["head.weight"], parameters["head.bias"])  # (batch, documents)
+
+
+def loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy, the classification loss of eq. 2."""
+    return functional.cross_entropy(logits, labels)
+
+
+def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The K best documents of each query: scores, best first, and document numbers."""  # (batch, k) each
+    if not 1 <= k <= logits.shape[-1]:
+        raise UserError(f"k={k} documents were asked for; expected 1 to {logits.shape[-1]}, the number of documents")
+    best = torch.topk(logits, k, dim=-1)
+    return best.values, best.indices
+
+
+def scaled(kind: Literal["none", "unit", "layer"], hidden: Tensor) -> Tensor:
+    """Hidden states at a common size, each by itself."""
+    if kind == "unit":
+        return functional.normalize(hidden, dim=-1)
+    if kind == "layer":
+        return functional.layer_norm(hidden, hidden.shape[-1:])
+    return hidden
+
+
+def check_parameters(expected: Mapping[str, tuple[int, ...]], parameters: Mapping[str, Tensor]) -> None:
+    """Refuse parameters of another width or another number of documents, and name what differs."""
+    given = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
+    wrong = [
+        f"{name} is {given.get(name, 'missing')}, expected {shape}"
+        for name, shape in expected.items()
+        if given.get(name) != tuple(shape)
+    ]
+    wrong += [f"{name} is not expected" for name in given if name not in expected]
+    if wrong:
+        raise UserError(
+            f"these parameters do not fit the head: {'; '.join(wrong)}. Use the encoder, the documents and the head "
+            "settings that they were trained with"
+        )

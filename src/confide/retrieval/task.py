@@ -1,0 +1,150 @@
+"""The retrieval task: users are clients, the model is adapter and head, the encoder is frozen (CAR section 3.3).
+
+Only adapter and head travel. A client's batch is its queries' vectors, computed once, when only a head trains; when the
+adapter trains it is their tokens, and the loss runs the frozen blocks. For `adapter_search` a batch also has the tokens
+of the documents to compare with, because they go through the same adapter.
+
+Weights by the number of examples, local epochs, bounding and noise are the loop's (`users.weights: examples` is the
+paper's n_i / n). Clients without a single query are left out and counted.
+
+Differs from the paper: on the optimiser the paper is silent; here a client does plain gradient descent, and what is
+central can be any optimiser of the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from confide.errors import UserError
+from confide.federated.local import LocalTraining
+from confide.randomness import generator
+from confide.retrieval.corpora import read_data
+from confide.retrieval.encoder import Batch
+from confide.retrieval.metrics import ndcg, reciprocal
+from confide.retrieval.retriever import ADAPTER, Retriever, open_encoder
+from confide.retrieval.settings import RetrievalSettings
+from confide.retrieval.splits import by_client
+from confide.retrieval.states import HiddenStates, hidden_states
+
+
+class Retrieval:
+    """The task that the loop trains."""
+
+    name = "retrieval"
+    metric = "accuracy"
+
+    def __init__(self, settings: RetrievalSettings, seed: int, quiet: bool = False) -> None:
+        if settings.method == "search":
+            raise UserError(
+                "task.method=search: plain inner-product search has nothing to train; expected head, adapter_head or "
+                "adapter_search. To score it, name the recipe: `confide evaluate RECIPE --set task.method=search`"
+            )
+        self.settings, self.seed = settings, seed
+        self.corpus = read_data(settings.data, seed)
+        self.encoder = open_encoder(settings.encoder)
+        self.retriever = Retriever(settings, self.encoder, self.corpus.documents, seed, quiet)
+        train = self.corpus.train
+        dealt = by_client(settings.clients, train.labels, train.groups, generator(seed, "clients"))
+        self.clients = [own for own in dealt if len(own)]
+        """Each client's training examples."""
+        self._examples = np.array([len(own) for own in self.clients], dtype=np.int64)
+        self.left_out = dict(self.corpus.left_out)
+        """What was not used, by reason; the summary says so."""
+        if len(self.clients) < len(dealt):
+            self.left_out["client without a query"] = len(dealt) - len(self.clients)
+        # Of the whole corpus at once, so that workers find everything in the cache.
+        self.states: HiddenStates | None = None
+        if not settings.trains_adapter:
+            every = hidden_states(self.encoder, [*train.texts, *self.corpus.test.texts], settings.cache, quiet)
+            self.states = every
+        self._labels = torch.from_numpy(train.labels)
+        self._document_tokens: Batch | None = None
+
+    @property
+    def examples(self) -> np.ndarray:
+        return self._examples
+
+    def initial_parameters(self) -> dict[str, Tensor]:
+        return self.retriever.initial_parameters()
+
+    def seconds(self, user: int) -> None:
+        return None
+
+    def batch(self, user: int, examples: np.ndarray | None, draw: np.random.Generator) -> tuple[Tensor, ...]:
+        """Labels and a seed for dropout, then vectors or tokens, then the tokens of documents."""
+        own = self.clients[user]
+        chosen = own if examples is None else own[examples]
+        labels, seed = self._labels[torch.from_numpy(chosen)], torch.tensor(int(draw.integers(2**63 - 1)))
+        if self.states is not None:
+            return labels, seed, self.states.rows(chosen)
+        queries = self.encoder.tokens([self.corpus.train.texts[i] for i in chosen])
+        if self.settings.method == "adapter_head":
+            return labels, seed, *_tensors(queries)
+        labels, documents = self._compared(labels, draw)
+        return labels, seed, *_tensors(queries), *_tensors(documents)
+
+    def loss(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
+        labels, seed, *rest = batch
+        dropout = self.settings.has_head and self.settings.experts is None and self.settings.head.dropout > 0
+        randomness = torch.Generator().manual_seed(int(seed)) if dropout else None
+        if self.states is not None:
+            return self.retriever.loss(parameters, rest[0], labels, randomness=randomness)
+        adapter = parameters[ADAPTER]
+        hidden = self.encoder.hidden(_batch(rest[:3]), adapter)
+        documents = self.encoder.hidden(_batch(rest[3:]), adapter) if len(rest) > 3 else None
+        return self.retriever.loss(parameters, hidden, labels, documents, randomness)
+
+    def evaluate(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
+        """Shares of the test queries, and the mean loss."""
+        ranks, loss = self.ranked(parameters)
+        return {
+            "accuracy": float((ranks == 1).mean()),
+            "top_k": float((ranks <= self.settings.k).mean()),
+            "mrr": float(reciprocal(ranks).mean()),
+            "ndcg10": float(ndcg(ranks).mean()),
+            "test_loss": loss,
+        }
+
+    @torch.no_grad()
+    def ranked(self, parameters: Mapping[str, Tensor]) -> tuple[np.ndarray, float]:
+        """Rank of the right document of each test query, and the mean loss."""
+        test = self.corpus.test
+        if self.states is not None:
+            hidden = self.states.rows(np.arange(len(self.corpus.train), len(self.states)))
+        else:
+            hidden = self.retriever.vectors(parameters, test.texts)
+        documents = self.retriever.document_vectors(parameters)
+        return self.retriever.ranks(parameters, hidden, torch.from_numpy(test.labels), documents)
+
+    def users_at_once(self, local: LocalTraining) -> int:
+        return 0
+
+    def fast_updates(self, *_: Any) -> None:
+        return None
+
+    def _compared(self, labels: Tensor, draw: np.random.Generator) -> tuple[Tensor, Batch]:
+        """The documents that a step compares with, and the labels' places among them."""
+        texts = [document.text for document in self.corpus.documents]
+        right = np.unique(labels.numpy())
+        others = np.setdiff1d(np.arange(len(texts)), right)
+        if self.settings.negatives is None or self.settings.negatives >= len(others):
+            if self._document_tokens is None:
+                self._document_tokens = self.encoder.tokens(texts)
+            return labels, self._document_tokens
+        numbers = np.sort(np.concatenate([right, draw.choice(others, self.settings.negatives, replace=False)]))
+        places = torch.from_numpy(np.searchsorted(numbers, labels.numpy()))
+        return places, self.encoder.tokens([texts[i] for i in numbers])
+
+
+def _tensors(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    return batch.ids, batch.mask, batch.owner
+
+
+def _batch(tensors: list[Tensor]) -> Batch:
+    ids, mask, owner = tensors
+    return Batch(ids, mask, owner, texts=int(owner[-1]) + 1)
