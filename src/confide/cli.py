@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from confide import corpus_commands, plan_commands, speech_commands
+from confide import corpus_commands, encoder_commands, plan_commands, retrieval_commands, speech_commands
+from confide.engines.ranks import LostRank, Place, dismiss, place
 from confide.errors import Stopped, UserError
 
 app = typer.Typer(
@@ -32,6 +35,7 @@ Start here:
 )
 app.add_typer(plan_commands.app, name="plan")
 app.add_typer(corpus_commands.app, name="corpus")
+app.add_typer(encoder_commands.app, name="encoder")
 recipes = typer.Typer(no_args_is_help=True, help="Look at recipes: the documents that describe runs.")
 app.add_typer(recipes, name="recipe")
 
@@ -61,12 +65,17 @@ def train(
     The folder gets the recipe, a checkpoint, the privacy ledger, metrics, TensorBoard events, and at the end the
     model, a summary, figures and a page. Ctrl-C stops after saving; `confide resume` goes on.
 
+    Over several nodes: `torchrun --nnodes 2 --nproc-per-node 8 ... -m confide train RECIPE --out RUN`, with the same
+    result. Rank 0 writes the folder. With `--max-restarts 3` the run goes on by itself when a rank is lost; one that
+    does not answer for CONFIDE_RANK_TIMEOUT seconds (1800) is given up.
+
     Example: `confide train convex/digits --out runs/a --set privacy.target_epsilon=2 --set run.seed=1`
     """
     from confide import folder
     from confide.recipe import load
 
-    _show_summary(folder.train(load(recipe, set_ or []), out, workers, quiet=as_json), out, as_json)
+    here = _rank(workers)
+    _show_summary(folder.train(load(recipe, set_ or []), out, workers, as_json, here), out, as_json)
 
 
 @app.command()
@@ -93,10 +102,13 @@ def demo(
 
 @app.command()
 def resume(run: Folder, workers: Workers = 1, as_json: Json = False) -> None:
-    """Go on with a run that was stopped or killed. It ends exactly as if it had not been."""
+    """Go on with a run that was stopped or killed. It ends exactly as if it had not been.
+
+    The number of workers, or of ranks (`torchrun ... -m confide resume RUN`), need not be that of the start.
+    """
     from confide import folder
 
-    _show_summary(folder.resume(run, workers, quiet=as_json), run, as_json)
+    _show_summary(folder.resume(run, workers, as_json, _rank(workers)), run, as_json)
 
 
 @app.command()
@@ -178,7 +190,8 @@ def reproduce(
         str,
         typer.Argument(
             help="norm/quadratics, norm/table1, or pfl-asr/ with table1 (noise, clipping), table4 (cohort, seed), "
-            "table6 (IID), table8 (optimisers), table13 (FedProx), table15 (seed quality), table21 (sizes)."
+            "table6 (IID), table8 (optimisers), table13 (FedProx), table15 (seed quality), table21 (sizes), "
+            "figure5 (norms)."
         ),
     ],
     dataset: Annotated[
@@ -257,6 +270,7 @@ def recipe_schema() -> None:
 
 
 speech_commands.mount(app)
+retrieval_commands.mount(app)
 
 
 def _levels(text: str) -> list[float]:
@@ -310,11 +324,14 @@ _STOPPED = "stopped at once; go on from the last checkpoint with `confide resume
 def main() -> None:
     """Run the command line: 2 for the user's mistakes, 130 for a stop, a traceback only for defects."""
     try:
-        code = app(standalone_mode=False)
+        with _first_of_ranks():
+            code = app(standalone_mode=False)
     except UserError as error:
         _fail(str(error), 2)
     except Stopped as stop:
         _fail(str(stop), 130)
+    except LostRank as lost:
+        _fail(str(lost), 1)
     except OSError as error:
         if error.errno not in (
             errno.ENOSPC,
@@ -342,6 +359,33 @@ def main() -> None:
     if code == 130:  # what typer makes of Ctrl-C
         _fail(_STOPPED, 130)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _rank(workers: int) -> Place | None:
+    here = place()
+    if here is not None and workers > 1:
+        raise UserError(
+            f"--workers {workers} together with torchrun: every rank is one process; choose how many there are with "
+            "--nproc-per-node and leave --workers out"
+        )
+    return here
+
+
+@contextmanager
+def _first_of_ranks() -> Iterator[None]:
+    """What is inside is done by rank 0 alone. The others train for it where they can, and end with it."""
+    here, shared = place(), sys.argv[1:2] in (["train"], ["resume"])
+    if here is not None and here.rank > 0:
+        if not shared:
+            sys.exit(0)
+        from confide.engines.distributed import follow
+
+        sys.exit(follow(here))
+    try:
+        yield
+    finally:
+        if here is not None and here.ranks > 1 and shared:
+            dismiss(here)
 
 
 def _fail(message: str, code: int) -> None:

@@ -22,6 +22,7 @@ import yaml
 
 from confide import checkpoint, recipe
 from confide.checkpoint import State
+from confide.engines.ranks import LostRank, Place
 from confide.errors import Stopped, UserError
 from confide.files import write_atomically
 from confide.privacy import accountant, ledger
@@ -35,8 +36,13 @@ RECIPE, METRICS, SUMMARY, MODEL = "recipe.yaml", "metrics.jsonl", "summary.json"
 LAYERS = "layers.jsonl"
 
 
-def train(wanted: Recipe, folder: Path, workers: int = 1, quiet: bool = False) -> dict[str, Any]:
-    """Start a run in a new folder and see it through. A folder that holds this run, finished, answers at once."""
+def train(
+    wanted: Recipe, folder: Path, workers: int = 1, quiet: bool = False, here: Place | None = None
+) -> dict[str, Any]:
+    """Start a run in a new folder and see it through. A folder that holds this run, finished, answers at once.
+
+    `here` is rank 0 where torchrun started several.
+    """
     if (folder / RECIPE).exists():
         held = held_recipe(folder)
         if held.digest != wanted.digest:
@@ -44,6 +50,8 @@ def train(wanted: Recipe, folder: Path, workers: int = 1, quiet: bool = False) -
                 f"{folder} already holds another run (recipe {held.digest}, not {wanted.digest}); nothing was "
                 "changed. Choose another --out folder"
             )
+        if here is not None and here.restarted:
+            return resume(folder, workers, quiet, here)
         if not (folder / SUMMARY).exists():
             raise UserError(f"{folder} holds this run, unfinished; go on with `confide resume {folder}`")
         return summary_of(folder)
@@ -56,14 +64,11 @@ def train(wanted: Recipe, folder: Path, workers: int = 1, quiet: bool = False) -
         raise UserError(f"{folder} is a file; choose another --out folder")
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder):
-        loop = make_loop(wanted, lambda header: _open_ledger(folder, wanted, header), workers)
-        try:
-            return _go_on(folder, loop, loop.start(), quiet)
-        finally:
-            loop.engine.close()
+        loop = make_loop(wanted, lambda header: _open_ledger(folder, wanted, header), workers, None, here)
+        return _see_through(folder, loop, None, quiet)
 
 
-def resume(folder: Path, workers: int = 1, quiet: bool = False) -> dict[str, Any]:
+def resume(folder: Path, workers: int = 1, quiet: bool = False, here: Place | None = None) -> dict[str, Any]:
     """Go on with a run that was stopped or killed; it ends as if it had never been."""
     wanted = held_recipe(folder)
     if (folder / SUMMARY).exists():
@@ -72,11 +77,8 @@ def resume(folder: Path, workers: int = 1, quiet: bool = False) -> dict[str, Any
         saved = checkpoint.load(folder) if (folder / checkpoint.FILE).exists() else None
         if saved is not None:
             _check_saved(folder, saved, wanted)
-        loop = make_loop(wanted, lambda header: _open_ledger(folder, wanted, header), workers)
-        try:
-            return _go_on(folder, loop, saved.state if saved else loop.start(), quiet)
-        finally:
-            loop.engine.close()
+        loop = make_loop(wanted, lambda header: _open_ledger(folder, wanted, header), workers, None, here)
+        return _see_through(folder, loop, saved.state if saved else None, quiet)
 
 
 def held_recipe(folder: Path) -> Recipe:
@@ -169,6 +171,19 @@ def _open_ledger(folder: Path, wanted: Recipe, header: dict[str, Any]) -> Ledger
     if book.header.get("recipe") != wanted.digest:
         raise UserError(_CHANGED.format(folder / RECIPE))
     return book
+
+
+def _see_through(folder: Path, loop: Loop, saved: State | None, quiet: bool) -> dict[str, Any]:
+    try:
+        return _go_on(folder, loop, saved or loop.start(), quiet)
+    except LostRank as lost:
+        # Rank 0 wrote nothing of the step that was under way.
+        raise LostRank(
+            f"{lost}; what was saved before is kept. Go on with `confide resume {folder}`, with any number of ranks "
+            "or workers"
+        ) from None
+    finally:
+        loop.engine.close()
 
 
 def _go_on(folder: Path, loop: Loop, state: State, quiet: bool) -> dict[str, Any]:

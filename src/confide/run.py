@@ -20,8 +20,11 @@ from torch import Tensor
 
 from confide import __version__
 from confide.checkpoint import State
+from confide.engines.costs import expected_costs
+from confide.engines.distributed import Distributed
 from confide.engines.engine import Engine, InProcess
 from confide.engines.processes import Processes
+from confide.engines.ranks import Place
 from confide.errors import UserError
 from confide.federated import optimisers
 from confide.federated.bounding import Bounder, bounder, moved
@@ -178,8 +181,9 @@ def make_loop(
     open_ledger: Callable[[dict[str, Any]], Ledger],
     workers: int = 1,
     task: Task | None = None,
+    here: Place | None = None,
 ) -> Loop:
-    """Build everything and check it, before anything is trained or written."""
+    """Build everything and check it, before anything is trained or written. `here` is rank 0 of several, if any."""
     torch.set_num_threads(1)
     task = task or make_task(recipe.task, recipe.run.seed)
     parameters = task.initial_parameters()
@@ -191,10 +195,16 @@ def make_loop(
         recipe.bounding.adaptive, len(rule.bounds), spans_of(recipe.privacy, layout),
     )  # fmt: skip
     if workers > 1:
-        engine: Engine = Processes(recipe.model_dump_json(), workers, like, part_size(task, recipe.local, layout.size))
+        size, costs = part_size(task, recipe.local, layout.size), expected_costs(task, recipe.local)
+        engine: Engine = Processes(recipe.model_dump_json(), workers, like, size, costs)
     else:
-        engine = InProcess(_part_trainer(recipe, task, layout, weights, like))
-    ledger = open_ledger(ledger_header(recipe, plan))
+        trainer = _part_trainer(recipe, task, layout, weights, like)
+        engine = InProcess(trainer) if here is None else Distributed(recipe.model_dump_json(), trainer, here)
+    try:
+        ledger = open_ledger(ledger_header(recipe, plan))
+    except BaseException:
+        engine.close()
+        raise
     return Loop(recipe, task, layout, plan, rule, engine, ledger, torch.empty_like(like))
 
 

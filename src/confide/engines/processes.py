@@ -1,9 +1,12 @@
 """The cohort over several processes of one thread each, with the very result of one process.
 
 Workers build the task from the recipe themselves and share two kinds of memory with the parent: the central model, and
-for every worker one vector for the sum of the part it has just trained. Parts go to whichever worker is free; their
-sums are added in the order of the parts, so the model does not depend on the number of workers or on their speed.
-Memory grows with the workers, not with the cohort. A worker ends when its pipe closes, so none outlives the parent.
+a few slots, each for the sum of one part. Parts go to whichever worker is free, those that are expected to take longest
+first; their sums are added in the order of the parts, so the model does not depend on the number of workers, on their
+speed or on the schedule. A sum that comes before its turn waits in its slot and its worker goes on with another part:
+there are as many slots as workers for a large model, where parts are then trained about in order, and up to 16 for each
+worker for a small one. Memory grows with the workers, not with the cohort. A worker ends when its pipe closes, so none
+outlives the parent.
 """
 
 from __future__ import annotations
@@ -20,7 +23,12 @@ import torch
 import torch.multiprocessing
 from torch import Tensor
 
+from confide.engines.costs import Costs, LongestFirst
 from confide.federated.cohort import Tally, parts
+
+_SLOTS_PER_WORKER, _SLOT_BYTES = 16, 1 << 27
+LINE = 64
+"""Bytes of a cache line. Every sum begins on one: products of matrices may depend on how memory is aligned."""
 
 
 class WorkerFailed(RuntimeError):
@@ -30,16 +38,19 @@ class WorkerFailed(RuntimeError):
 class Processes:
     """Engine over `workers` spawned processes."""
 
-    def __init__(self, recipe_json: str, workers: int, like: Tensor, part_size: int) -> None:
-        self.part_size = part_size
+    def __init__(self, recipe_json: str, workers: int, like: Tensor, part_size: int, costs: Costs) -> None:
+        self.part_size, self.costs, self.size = part_size, costs, like.numel()
         context = torch.multiprocessing.get_context("spawn")
         self.central = _shared(like)
-        self.sums = [_shared(like) for _ in range(workers)]
+        line = LINE // like.itemsize
+        wide = -(-self.size // line) * line
+        slots = max(workers, min(_SLOTS_PER_WORKER * workers, _SLOT_BYTES // (wide * like.itemsize)))
+        self.sums = _shared(like.new_empty((slots, wide)))
         self.pipes: list[Connection[Any, Any]] = []
         self.processes: list[BaseProcess] = []
-        for part_sum in self.sums:
+        for _ in range(workers):
             mine, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(recipe_json, theirs, self.central, part_sum), daemon=True)
+            process = context.Process(target=_work, args=(recipe_json, theirs, self.central, self.sums), daemon=True)
             process.start()
             theirs.close()
             self.pipes.append(mine)
@@ -51,26 +62,29 @@ class Processes:
         self.central.copy_(central)
         total.zero_()
         tally = Tally()
-        waiting = list(enumerate(parts(cohort, self.part_size)))[::-1]
+        work = list(parts(cohort, self.part_size))
+        idle, free = list(range(len(self.pipes))), list(range(len(self.sums)))
+        # Without a slot for every part, one for each worker is kept for those whose turn it is.
+        spare = len(work) if len(work) <= len(free) else len(free) - len(idle)
+        order = LongestFirst(self.costs(work), spare)
         busy: dict[int, int] = {}  # worker -> part
-        done: dict[int, tuple[int, Tally]] = {}  # part -> worker that holds its sum, tally
-        free = list(range(len(self.pipes)))
+        slots: dict[int, int] = {}  # part -> where its sum is or will be
+        done: dict[int, Tally] = {}  # part -> its tally, until it is added
         next_part = 0
         held = None if bounds is None else bounds.tolist()
-        while waiting or busy or done:
-            while waiting and free:
-                worker, (part, users) = free.pop(), waiting.pop()
-                self._send(worker, {"step": step, "users": users.tolist(), "bounds": held})
+        while next_part < len(work):
+            while idle and free and (part := order.take(slots)) is not None:
+                worker, slots[part] = idle.pop(), free.pop()
+                self._send(worker, {"step": step, "users": work[part].tolist(), "bounds": held, "slot": slots[part]})
                 busy[worker] = part
-            if busy:
-                for worker, answer in self._answers(list(busy)):
-                    done[busy.pop(worker)] = (worker, answer)
-            # A worker is free again only when its sum has been added: at most one sum per worker is ever held.
+            for worker, answer in self._answers(list(busy)):
+                done[busy.pop(worker)] = answer
+                idle.append(worker)
             while next_part in done:
-                worker, answer = done.pop(next_part)
-                total.add_(self.sums[worker])
-                tally.add(answer)
-                free.append(worker)
+                tally.add(done.pop(next_part))
+                slot = slots.pop(next_part)
+                total.add_(self.sums[slot, : self.size])
+                free.append(slot)
                 next_part += 1
         return tally
 
@@ -107,7 +121,7 @@ def _shared(like: Tensor) -> Tensor:
     return torch.empty_like(like).share_memory_()  # type: ignore[no-untyped-call,no-any-return]
 
 
-def _work(recipe_json: str, pipe: Connection[Any, Any], central: Tensor, part_sum: Tensor) -> None:
+def _work(recipe_json: str, pipe: Connection[Any, Any], central: Tensor, sums: Tensor) -> None:
     """A worker's life: take users, train them, leave their sum in shared memory, say how it went."""
     import traceback
 
@@ -129,7 +143,8 @@ def _work(recipe_json: str, pipe: Connection[Any, Any], central: Tensor, part_su
         try:
             bounds = None if job["bounds"] is None else torch.tensor(job["bounds"], dtype=torch.float64)
             users = np.array(job["users"], dtype=np.int64)
-            tally = trainer.add_part(central, users, job["step"], part_sum.zero_(), bounds)
+            part_sum = sums[job["slot"], : len(central)].zero_()
+            tally = trainer.add_part(central, users, job["step"], part_sum, bounds)
             pipe.send_bytes(json.dumps(asdict(tally)).encode())
         except BrokenPipeError:
             return

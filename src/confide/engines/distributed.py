@@ -1,0 +1,319 @@
+"""The cohort over the ranks of torch.distributed, with the very result of one process.
+
+`torchrun --nproc-per-node 2 -m confide train RECIPE --out RUN`. Rank 0 alone samples, adds noise, keeps the ledger, the
+checkpoint and the metrics; the others train parts and take part in the sum. In a central step rank 0 broadcasts the
+cohort, who trains what, and the central model, once. Parts are dealt longest first, by expected cost and by how fast
+each rank has been so far. Then, for one window of parts after the other, as many as the ranks have slots for:
+
+1. every rank trains its parts, each into a slot of its own;
+2. one all-to-all sends slice r of every sum to rank r, which adds the slices in the order of the parts;
+
+and at the end rank 0 gathers the slices of the total. Every coordinate is added up in the order in which one process
+adds it, so the model is the same, bit for bit, with any number of ranks; and memory does not grow with the cohort.
+
+What that costs: for each part that it trains a rank sends and receives one sum, half of what an all-reduce moves, where
+sums over each rank's own users would need one all-reduce for the whole step. With a cohort of m, parts of s users (one;
+four above 20 million parameters; more where a task trains many at once) and R ranks it is m / (2 s R) times as much,
+and always one update on the wire for the training of s users, spread evenly over the ranks. The one all-reduce is not
+offered: its rounding depends on the number of ranks, so a step that is made again after a loss, with other ranks, would
+release another value under the same line of the ledger and with the same noise, and their difference has no protection.
+
+A rank that is lost ends the step before anything of it is released: the checkpoint and the ledger are those of the
+steps before, and `confide resume` goes on with any number of ranks or workers. The device is that of the tensors which
+the trainer works on; nothing here moves data between devices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+import sys
+import time
+import traceback
+from dataclasses import dataclass, fields
+from itertools import islice
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from confide.engines import ranks
+from confide.engines.costs import deal, expected_costs
+from confide.engines.processes import LINE, WorkerFailed
+from confide.engines.ranks import Answer, LostRank, Place, together
+from confide.errors import UserError
+from confide.federated.cohort import PartTrainer, Tally, part_size, parts
+
+_SLOTS, _SLOT_BYTES = 64, 1 << 27
+_TRAIN, _END = 1, 0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One central step as every rank knows it."""
+
+    step: int
+    parts: list[np.ndarray]
+    owners: np.ndarray  # (parts,) the rank that trains each
+    bounds: Tensor | None
+
+
+class Member:
+    """What all ranks do alike: train their parts of a step, and sum."""
+
+    def __init__(self, trainer: PartTrainer, here: Place) -> None:
+        self.trainer, self.here = trainer, here
+        like = trainer.plain.delta
+        self.size, line = like.numel(), LINE // like.itemsize
+        self.width = -(-self.size // (here.ranks * line)) * line  # of the slice that a rank adds up
+        self.part_size = part_size(trainer.task, trainer.local, self.size)
+        self.slots = max(1, min(_SLOTS, _SLOT_BYTES // (here.ranks * self.width * like.itemsize)))
+        self.sums = like.new_empty((self.slots, here.ranks * self.width))
+        self.arrived = like.new_empty(here.ranks * self.slots * self.width)
+        self.slice = like.new_empty(self.width)
+        self.failure: Exception | None = None
+
+    def windows(self, count: int) -> list[np.ndarray]:
+        """Runs of consecutive parts that the slots of all ranks can hold, about equally long."""
+        return np.array_split(np.arange(count), -(-count // (self.here.ranks * self.slots))) if count else []
+
+    def train(self, central: Tensor, job: Job) -> tuple[Tally, np.ndarray, int | None]:
+        """Add the cohort up into the slices; also the seconds of each part, and a rank that failed, if one did."""
+        tally, seconds, when = Tally(), np.zeros(len(job.parts)), f"in central step {job.step + 1}"
+        votes = 0 if job.bounds is None else len(job.bounds)
+        self.slice.zero_()
+        for window in self.windows(len(job.parts)):
+            owners = job.owners[window]
+            mine = self._train_mine(central, job, window[owners == self.here.rank])
+            with together(when):
+                rows = self._share(mine, owners, votes)
+            for part, row in zip(window, rows, strict=True):
+                if row[0]:
+                    return tally, seconds, int(job.owners[part])
+                seconds[part] = row[1]
+                tally.add(_tally(row[2:], len(self.trainer.layout.names), votes))
+            with together(when):
+                self._add(owners)
+        return tally, seconds, None
+
+    def _train_mine(self, central: Tensor, job: Job, mine: np.ndarray) -> list[list[float]]:
+        """A row for each of my parts, in order: whether it failed, seconds, tally. The sums are in the slots."""
+        done: list[list[float]] = []
+        self.failure = None
+        for slot, part in enumerate(mine):
+            began, part_sum = time.perf_counter(), self.sums[slot, : self.size].zero_()
+            try:
+                tally = self.trainer.add_part(central, job.parts[part], job.step, part_sum, job.bounds)
+            except Exception as error:
+                # The others wait for this rank's sums; they have to hear of it in the same exchange.
+                self.failure = error
+                ranks.report_fault(_answer(self.here.rank, error))
+                return [*done, *[[1.0]] * (len(mine) - slot)]
+            done.append([0.0, time.perf_counter() - began, *_row(tally)])
+        return done
+
+    def _share(self, mine: list[list[float]], owners: np.ndarray, votes: int) -> list[list[float]]:
+        """Everybody's rows, in the order of the parts."""
+        most, layers = int(np.bincount(owners).max()), len(self.trainer.layout.names)
+        table = torch.zeros((most, 2 + len(_SCALARS) + len(_PER_LAYER) * layers + votes), dtype=torch.float64)
+        for place, row in enumerate(mine):
+            table[place, : len(row)] = torch.tensor(row, dtype=torch.float64)
+        tables = [torch.empty_like(table) for _ in range(self.here.ranks)]
+        dist.all_gather(tables, table)
+        return [tables[rank][place].tolist() for rank, place in _places(owners)]
+
+    def _add(self, owners: np.ndarray) -> None:
+        """The ordered sum: my slice of every part of the window goes onto the total, in the order of the parts."""
+        counts = np.bincount(owners, minlength=self.here.ranks)
+        own, width = int(counts[self.here.rank]), self.width
+        # (rows, ranks, width) -> (ranks, rows, width): a single row lies as it is sent, and a large model has only one
+        sent = self.sums[:own].view(own, self.here.ranks, width).transpose(0, 1).reshape(-1)
+        arrived = self.arrived[: len(owners) * width]
+        dist.all_to_all_single(arrived, sent, (counts * width).tolist(), [own * width] * self.here.ranks)
+        starts = np.cumsum(counts) - counts
+        for rank, place in _places(owners):
+            begin = int(starts[rank] + place) * width
+            self.slice.add_(arrived[begin : begin + width])
+
+    def collect(self, total: Tensor | None, when: str) -> None:
+        """The slices to rank 0, which gives a `total`."""
+        whole = self.sums[0]  # as long as all slices, and no longer needed
+        with together(when):
+            dist.gather(self.slice, None if total is None else list(whole.view(self.here.ranks, -1)), dst=0)
+        if total is not None:
+            total.copy_(whole[: self.size])
+
+
+class Distributed:
+    """Engine of rank 0."""
+
+    def __init__(self, recipe_json: str, trainer: PartTrainer, here: Place) -> None:
+        self.here, self.in_step = here, False
+        ranks.call(recipe_json)
+        _check(ranks.ready(here.ranks), fingerprint(trainer))
+        ranks.begin()
+        ranks.join(here)
+        self.member = Member(trainer, here)
+        self.costs = expected_costs(trainer.task, trainer.local)
+        self.spent = np.zeros((2, here.ranks))  # costs and seconds of each rank so far
+
+    def train(
+        self, central: Tensor, cohort: np.ndarray, step: int, total: Tensor, bounds: Tensor | None = None
+    ) -> Tally:
+        work = list(parts(cohort, self.member.part_size))
+        costs, when = self.costs(work), f"in central step {step + 1}"
+        owners = np.zeros(len(work), dtype=np.int64)
+        for window in self.member.windows(len(work)):
+            owners[window] = deal(costs[window], self._speeds(), self.member.slots)
+        self.in_step = True
+        with together(when):
+            _send(step, cohort, owners, bounds)
+            dist.broadcast(central, src=0)
+        tally, seconds, failed = self.member.train(central, Job(step, work, owners, bounds))
+        if failed is not None:
+            self.in_step = False  # everybody has left the step at the same place
+            raise self._failure(failed)
+        self.member.collect(total, when)
+        self.in_step = False
+        self.spent += [np.bincount(owners, each, self.here.ranks) for each in (costs, seconds)]
+        return tally
+
+    def close(self) -> None:
+        """Send the others home. In the middle of a step they cannot hear it, and go when the connection breaks."""
+        if self.in_step or not dist.is_initialized():
+            return
+        try:
+            dist.broadcast(torch.tensor([_END, 0, 0, 0, 0]), src=0)
+            ranks.leave()
+        except RuntimeError:
+            pass  # somebody has gone already
+
+    def _speeds(self) -> np.ndarray:
+        """Costs per second; equal for ranks of which nothing is known yet."""
+        known = (self.spent > 0).all(axis=0)
+        if not known.any():
+            return np.ones(self.here.ranks)
+        speeds = np.divide(self.spent[0], self.spent[1], out=np.zeros(self.here.ranks), where=known)
+        return np.asarray(np.where(known, speeds, speeds[known].mean()))
+
+    def _failure(self, rank: int) -> Exception:
+        if rank == 0 and self.member.failure is not None:
+            return self.member.failure
+        return _error(ranks.fault(rank))
+
+
+def follow(here: Place) -> int:
+    """The life of any other rank; its exit code. It says nothing but that somebody was lost."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is rank 0's to handle
+    torch.set_num_threads(1)
+    from confide.recipe import Recipe
+    from confide.run import make_trainer
+
+    recipe_json = ranks.called(here)
+    if recipe_json is None:
+        return 0
+    try:
+        trainer = make_trainer(Recipe.model_validate_json(recipe_json))
+        ranks.say_ready(Answer(here.rank, fingerprint(trainer)))
+    except Exception as error:
+        ranks.say_ready(_answer(here.rank, error))
+    if not ranks.begun(here):
+        return 0
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 saves, and then sends everybody home
+    try:
+        ranks.join(here)
+        member, central = Member(trainer, here), torch.empty_like(trainer.plain.delta)
+        while (job := _receive(member)) is not None:
+            with together(f"in central step {job.step + 1}"):
+                dist.broadcast(central, src=0)
+            if member.train(central, job)[2] is None:
+                member.collect(None, f"in central step {job.step + 1}")
+    except LostRank as lost:
+        print(f"rank {here.rank}: {lost}", file=sys.stderr, flush=True)
+        return 1
+    ranks.leave()
+    return 0
+
+
+def fingerprint(trainer: PartTrainer) -> str:
+    """What ranks must have in common for the sum to be one process's: machine, versions, model and users."""
+    from confide.run import environment
+
+    users = hashlib.sha256(np.ascontiguousarray(trainer.task.examples).tobytes()).hexdigest()[:16]
+    model = hashlib.sha256(repr((trainer.layout.names, trainer.layout.shapes)).encode()).hexdigest()[:16]
+    return f"processor and versions {environment()}, users {users}, model {model}"
+
+
+def _check(answers: list[Answer], expected: str) -> None:
+    for answer in answers:
+        if answer.error:
+            raise _error(answer)
+        if answer.fingerprint != expected:
+            raise UserError(
+                f"rank {answer.rank} has {answer.fingerprint}, but rank 0 has {expected}; every rank needs the same "
+                "versions of confide, torch and numpy, the same data and the same kind of processor "
+                "(ATEN_CPU_CAPABILITY=avx2 on all makes different ones alike)"
+            )
+
+
+def _answer(rank: int, error: Exception) -> Answer:
+    mistake = isinstance(error, UserError)
+    return Answer(rank, error=str(error) if mistake else "".join(traceback.format_exception(error)), mistake=mistake)
+
+
+def _error(answer: Answer) -> Exception:
+    if answer.mistake:
+        return UserError(f"rank {answer.rank}: {answer.error}")
+    return WorkerFailed(f"rank {answer.rank} failed:\n{answer.error}")
+
+
+def _send(step: int, cohort: np.ndarray, owners: np.ndarray, bounds: Tensor | None) -> None:
+    limits = torch.empty(0, dtype=torch.float64) if bounds is None else bounds.to(torch.float64)
+    dist.broadcast(torch.tensor([_TRAIN, step, len(cohort), len(owners), len(limits)]), src=0)
+    numbers = [torch.from_numpy(cohort.astype(np.int64)), torch.from_numpy(owners), limits.view(torch.int64)]
+    dist.broadcast(torch.cat(numbers), src=0)
+
+
+def _receive(member: Member) -> Job | None:
+    header = torch.empty(5, dtype=torch.int64)
+    with together("between two central steps"):
+        dist.broadcast(header, src=0)
+        order, step, *sizes = header.tolist()
+        if order == _END:
+            return None
+        numbers = torch.empty(sum(sizes), dtype=torch.int64)
+        dist.broadcast(numbers, src=0)
+    cohort, owners, bounds = torch.split(numbers, sizes)
+    limits = bounds.view(torch.float64) if len(bounds) else None
+    return Job(step, list(parts(cohort.numpy(), member.part_size)), owners.numpy(), limits)
+
+
+def _places(owners: np.ndarray) -> list[tuple[int, int]]:
+    """Of each part, in order: its rank, and which of that rank's parts it is."""
+    seen: dict[int, int] = {}
+    places = []
+    for rank in owners.tolist():
+        seen[rank] = seen.get(rank, -1) + 1
+        places.append((rank, seen[rank]))
+    return places
+
+
+_PER_LAYER = ("layer_norms", "layer_norms_squared", "layer_bounded")
+_SCALARS = tuple(field.name for field in fields(Tally) if field.name not in (*_PER_LAYER, "votes"))
+
+
+def _row(tally: Tally) -> list[float]:
+    """A tally as numbers; doubles hold all of them exactly."""
+    lists = [value for name in (*_PER_LAYER, "votes") for value in getattr(tally, name)]
+    return [float(getattr(tally, name)) for name in _SCALARS] + lists
+
+
+def _tally(row: list[float], layers: int, votes: int) -> Tally:
+    tally, rest = Tally(), iter(row)
+    for name in _SCALARS:
+        setattr(tally, name, type(getattr(tally, name))(next(rest)))
+    for name in _PER_LAYER:
+        setattr(tally, name, list(islice(rest, layers)))
+    tally.votes = list(islice(rest, votes))
+    return tally

@@ -1,0 +1,185 @@
+"""How the ranks that `torchrun` starts find each other, agree to begin, and part.
+
+Every rank runs the same command line. Rank 0 reads it; the others wait at the store that torchrun keeps until rank 0
+either hands them a recipe or sends them home. So a mistake in a recipe, a folder that holds a finished run or `--help`
+is dealt with once, and the others need no copy of the recipe's file. Each of them builds the task, says at the store
+that it is ready or why it is not, and the process group is made only when all are: gloo for tensors on the CPU, nccl
+for those on GPUs.
+
+A rank that is killed closes its connections, which the others notice at their next exchange; one whose machine vanishes
+is missed after CONFIDE_RANK_TIMEOUT seconds (1800 unless set; it has to be longer than the longest evaluation and the
+longest window of parts). torch is imported only where it is used: `confide --help` asks `place` too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from functools import cache
+from typing import TYPE_CHECKING
+
+from confide.errors import UserError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+_TIMEOUT, _DEFAULT_TIMEOUT = "CONFIDE_RANK_TIMEOUT", 1800.0
+_RECIPE, _BEGIN, _READY, _FAULT, _LEAVE = "recipe", "begin", "ready", "fault", "leave"
+_POLL_SECONDS, _LEAVE_SECONDS = 0.02, 10.0
+
+
+class LostRank(Exception):
+    """A rank was killed or cannot be reached; the step that was under way is not made."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which of how many ranks this process is."""
+
+    rank: int
+    ranks: int
+    restarted: bool = False
+    """Whether torchrun started the ranks again after one was lost (`--max-restarts`)."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a rank says before the first step, or when a part failed."""
+
+    rank: int
+    fingerprint: str = ""
+    error: str = ""
+    mistake: bool = False
+    """Whether the error is the user's to mend; its text is then a message and not a traceback."""
+
+
+def place(environ: Mapping[str, str] = os.environ) -> Place | None:
+    """Where this process stands, if torchrun (or anything that sets the same variables) started it."""
+    if not all(environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
+        return None
+    rank, ranks = environ["RANK"], environ["WORLD_SIZE"]
+    if not (rank.isdecimal() and ranks.isdecimal() and int(rank) < int(ranks)):
+        raise UserError(f"RANK={rank} and WORLD_SIZE={ranks} in the environment: expected 0 <= RANK < WORLD_SIZE")
+    return Place(int(rank), int(ranks), environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
+
+
+def call(recipe_json: str) -> None:
+    """Rank 0: have the others build the task of this recipe."""
+    _store().set(_RECIPE, recipe_json)
+
+
+def called(here: Place) -> str | None:
+    """Another rank: wait for a recipe, or for none."""
+    return _order(_RECIPE, here)
+
+
+def say_ready(answer: Answer) -> None:
+    _store().set(f"{_READY}/{answer.rank}", json.dumps(asdict(answer)))
+
+
+def ready(ranks: int) -> list[Answer]:
+    """Rank 0: what each of the others said, once all have."""
+    return [Answer(**json.loads(_wait(f"{_READY}/{rank}"))) for rank in range(1, ranks)]
+
+
+def begin() -> None:
+    """Rank 0: everybody is ready; make the group."""
+    _store().set(_BEGIN, _BEGIN)
+
+
+def begun(here: Place) -> bool:
+    """Another rank: wait until all are ready, or until it is clear that they will not be."""
+    return _order(_BEGIN, here) is not None
+
+
+def dismiss(here: Place) -> None:
+    """Rank 0, on its way out: send those home that still wait for an order."""
+    try:
+        now = [bytes(_store().compare_set(order, "", _LEAVE)).decode() for order in (_RECIPE, _BEGIN)]
+        if _LEAVE in now and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            # Without torchrun the store ends with this process; let the others read their order before.
+            _store().wait([f"{_LEAVE}/{rank}" for rank in range(1, here.ranks)], timedelta(seconds=_LEAVE_SECONDS))
+    except RuntimeError:
+        pass  # they or the store are gone already
+
+
+def report_fault(answer: Answer) -> None:
+    _store().set(f"{_FAULT}/{answer.rank}", json.dumps(asdict(answer)))
+
+
+def fault(rank: int) -> Answer:
+    return Answer(**json.loads(_wait(f"{_FAULT}/{rank}")))
+
+
+def join(here: Place) -> None:
+    """Make the process group."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore
+
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    store = PrefixStore("group", _store())
+    with together("at the start"):
+        dist.init_process_group(backend, store=store, rank=here.rank, world_size=here.ranks, timeout=timeout())
+
+
+def leave() -> None:
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@contextmanager
+def together(when: str) -> Iterator[None]:
+    """Around exchanges alone: there, an error of torch means that somebody is missing."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise LostRank(
+            f"a rank was lost {when}, or did not answer in {timeout().total_seconds():g} s ({reason})"
+        ) from None
+
+
+def timeout() -> timedelta:
+    given = os.environ.get(_TIMEOUT, str(_DEFAULT_TIMEOUT))
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e9:
+        raise UserError(f"{_TIMEOUT}={given!r} in the environment: expected a number of seconds above 0")
+    return timedelta(seconds=seconds)
+
+
+@cache
+def _store() -> Store:
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    store, _, _ = next(rendezvous("env://", timeout=timeout()))
+    # One store may outlive a restart of the ranks, with all that was said at it.
+    return PrefixStore(f"confide/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def _order(name: str, here: Place) -> str | None:
+    try:
+        order = _wait(name)
+        if order == _LEAVE:
+            _store().set(f"{_LEAVE}/{here.rank}", "")
+    except RuntimeError:  # rank 0 kept the store and has ended
+        return None
+    return None if order == _LEAVE else order
+
+
+def _wait(name: str) -> str:
+    # Without a limit of its own: who started the ranks watches over them, and a task may take long to build.
+    while not _store().check([name]):
+        time.sleep(_POLL_SECONDS)
+    return bytes(_store().get(name)).decode()
