@@ -351,7 +351,7 @@ def test_without_torchrun_there_are_no_ranks() -> None:
 # torchrun itself
 
 # Slow enough for signals to land in it.
-SLOW = ["task.users=60", "sampling.cohort=20", "evaluation.every=100", "privacy.accountant=rdp"]
+SLOW = ["task.users=60", "sampling.cohort=20", "evaluation.every=100"]
 SLOW += ["run={steps: 40, checkpoint_every: 10}"]
 
 

@@ -86,7 +86,8 @@ def _square(values: np.ndarray) -> float:
     whole = len(values) // _ROW * _ROW
     if values.dtype == np.float32 and whole > 0:
         rows = values[:whole].reshape(-1, _ROW)
-        found = float(np.vecdot(rows, rows).sum(dtype=np.float64))
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            found = float(np.vecdot(rows, rows).sum(dtype=np.float64))
         if 1e-20 < found < 1e30:
             return found * _ROW_ROUNDING + _square(values[whole:])
     return float(np.einsum("i,i->", values, values, dtype=np.float64))
