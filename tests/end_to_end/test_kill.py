@@ -390,6 +390,7 @@ def test_ctrl_c_before_training_begins_ends_at_once_and_says_how_to_go_on(
 ) -> None:
     def interrupted(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(10)  # until it arrives: the signal may reach another thread first
 
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
