@@ -484,6 +484,17 @@ def make_digits(folder: Path, name: Callable[[int, int], str], takes: int = 3) -
             write(folder / name(digit, take), seconds=0.1, rate=8_000)
 
 
+def test_passes_use_every_take_as_often_beside_others(tmp_path: Path) -> None:
+    make_digits(tmp_path / "01", lambda digit, take: f"{digit}_01_{take}.flac")
+    once = read_corpus(AudioMnistSettings(folder=tmp_path, subset="all"))
+    twice = read_corpus(AudioMnistSettings(folder=tmp_path, subset="all", passes=2))
+    first, both = ({u.id for u in corpus.speakers["01"]} for corpus in (once, twice))
+    assert first < both
+    uses = Counter(path.name for utterance in twice.speakers["01"] for path in utterance.audio)
+    assert len(uses) == 30
+    assert set(uses.values()) == {2}
+
+
 def test_joined_digits_use_every_take_once_and_say_its_word(tmp_path: Path) -> None:
     for speaker in ("01", "48", "49"):
         make_digits(tmp_path / speaker, lambda digit, take, s=speaker: f"{digit}_{s}_{take}.flac")  # type: ignore[misc]

@@ -1,8 +1,8 @@
 """AudioMNIST and FSDD: single spoken digits, joined into utterances of two to four digits of one speaker.
 
-Not PFL-ASR's corpora: small real ones, for trying its claims. Each recording is used once. Which are joined is a
-function of the seed and of the files that are there; an utterance's id names its digits and takes, so that two seeds
-never give the same id to different audio.
+Not PFL-ASR's corpora: small real ones, for trying its claims. Each recording is used once per pass. Which are joined
+is a function of the seed and of the files that are there; an utterance's id names its digits and takes, so that two
+seeds never give the same id to different audio.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ _FSDD = "https://github.com/Jakobovski/free-spoken-digit-dataset (its folder rec
 class _DigitSettings(SpeakerSettings):
     fewest: int = Field(2, ge=1, le=20, description="digits in the shortest utterance")
     most: int = Field(4, ge=1, le=20, description="digits in the longest utterance")
+    passes: int = Field(1, ge=1, le=10, description="times that each recording is used, each time beside others")
 
     @model_validator(mode="after")
     def _ordered(self) -> _DigitSettings:
@@ -96,25 +97,27 @@ def _joined(name: str, files: Iterable[Path], settings: _DigitSettings, progress
         else:
             seconds[file] = length
             takes.setdefault(file.stem.split("_")[1], []).append(file)
-    entries: list[Entry] = []
+    entries: dict[str, Entry] = {}
     for speaker, own in sorted(takes.items()):
-        order = sorted(own, key=lambda file: (drawn(settings.seed, "digits", file.stem), file.stem))
-        for group in _groups(order, speaker, settings):
-            if len(group) < settings.fewest:
-                reason = f"too few recordings: the speaker has {len(group)}, fewer than the shortest utterance"
-                skipped += [Skipped(file.name, reason) for file in group]
-            else:
-                entries.append(_entry(speaker, group, sum(seconds[file] for file in group)))
-    return gathered(name, "en", entries, skipped, settings)
+        if len(own) < settings.fewest:
+            reason = f"too few recordings: the speaker has {len(own)}, fewer than the shortest utterance"
+            skipped += [Skipped(file.name, reason) for file in own]
+            continue
+        for seed in range(settings.seed, settings.seed + settings.passes):
+            order = sorted(own, key=lambda file: (drawn(seed, "digits", file.stem), file.stem))
+            for group in _groups(order, speaker, seed, settings):
+                entry = _entry(speaker, group, sum(seconds[file] for file in group))
+                entries[entry.id] = entry  # two passes may join the same recordings; they count once
+    return gathered(name, "en", list(entries.values()), skipped, settings)
 
 
-def _groups(files: list[Path], speaker: str, settings: _DigitSettings) -> Iterable[list[Path]]:
-    """Cut the files into groups of fewest to most; only a speaker with too few files makes a shorter one."""
+def _groups(files: list[Path], speaker: str, seed: int, settings: _DigitSettings) -> Iterable[list[Path]]:
+    """Cut at least `fewest` files into groups of fewest to most."""
     begin = 0
     while begin < len(files):
         left = len(files) - begin
         sizes = [n for n in range(settings.fewest, settings.most + 1) if left == n or left - n >= settings.fewest]
-        size = sizes[drawn(settings.seed, "length", speaker, str(begin)) % len(sizes)] if sizes else left
+        size = sizes[drawn(seed, "length", speaker, str(begin)) % len(sizes)]
         yield files[begin : begin + size]
         begin += size
 
