@@ -415,7 +415,7 @@ def _check_banded(sampling: Sampling, privacy: Privacy, bounding: Bounding) -> l
 
 def _check_partial(sampling: Sampling, privacy: Privacy, bounding: Bounding) -> list[str]:
     if privacy.mechanism != "partial":
-        given = [name for name in ("tensors", "all_but") if getattr(privacy, name)]
+        given = [name for name in ("tensors", "all_but", "elsewhere") if getattr(privacy, name)]
         return [f"privacy.{name}: only used with privacy.mechanism: partial" for name in given]
     problems = []
     if not privacy.tensors:

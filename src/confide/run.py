@@ -100,14 +100,14 @@ class Loop:
     def _layers(self, state: State, tally: Tally) -> Record:
         """Norms of each tensor (PFL-ASR Figures 5, 10, 13, 14) while noise and move have not yet changed them.
 
-        Mean and deviation over users of the update's norm, mean once bounded; norm of the aggregate; norm of the model
-        that the users started from.
+        Mean and deviation over users of the update's norm, mean once bounded, share of users whose was shortened; norm
+        of the aggregate; norm of the model that the users started from.
         """
         users = tally.users - tally.not_finite
         nothing = [0.0] * len(self.layout.names)
-        mean, square, bounded = (
+        mean, square, bounded, clipped = (
             torch.tensor(sums or nothing, dtype=torch.float64) / max(users, 1)  # (layers,)
-            for sums in (tally.layer_norms, tally.layer_norms_squared, tally.layer_bounded)
+            for sums in (tally.layer_norms, tally.layer_norms_squared, tally.layer_bounded, tally.layer_clipped)
         )
         return {
             "step": state.step + 1,
@@ -115,6 +115,7 @@ class Loop:
             "delta": _six_digits(mean),
             "delta_deviation": _six_digits((square - mean.square()).clamp(min=0).sqrt()),
             "bounded": _six_digits(bounded),
+            "clipped": _six_digits(clipped),
             "signal": _six_digits(self.layout.norms(self.total)),
             "weights": _six_digits(self.layout.norms(state.parameters)),
         }

@@ -152,6 +152,20 @@ def test_it_is_the_noise_of_the_gaussian_mechanism_value_for_value() -> None:
     assert not torch.equal(released(plan, size, step=4)[0], some)
 
 
+def test_the_other_tensors_get_their_share_of_the_same_noise() -> None:
+    """PFL-ASR Figure 16, right: half of the deviation on one group."""
+    spans = ((100, 300), (900, 1000))
+    plan = plan_of(spans, elsewhere=0.5)
+    everything, _ = released(plan_of(((0, 1000),)), 1000)
+    some, length = released(plan, 1000)
+    for start, end in spans:
+        assert torch.equal(some[start:end], everything[start:end])
+    for start, end in ((0, 100), (300, 900)):
+        assert torch.allclose(some[start:end], everything[start:end] / 2, rtol=1e-6, atol=0)
+    assert length == pytest.approx(float(some.norm()), rel=1e-6)
+    assert plan.noisy_sizes([100, 200, 700]) == [25.0, 200.0, 250.0]
+
+
 # What it promises: nothing
 
 

@@ -27,7 +27,7 @@ from confide.speech.model import ModelSettings, parameter_shapes
 torch.set_num_threads(1)
 SETS = ["bounding={rule: per_layer_clip, split: dim, bound: 2}", "evaluation={every: 2}", "run={steps: 5}"]
 SETS += ["privacy={mechanism: gaussian, noise_multiplier: 1, delta: 1.0e-5}"]
-FIELDS = ("delta", "delta_deviation", "bounded", "signal", "weights", "noise")
+FIELDS = ("delta", "delta_deviation", "bounded", "clipped", "signal", "weights", "noise")
 
 
 def digits(*sets: str) -> Recipe:
@@ -87,14 +87,17 @@ def test_the_norms_are_those_of_the_updates_that_the_users_sent(monkeypatch: pyt
         return original(trainer, updates, users, into, rule, vote)
 
     monkeypatch.setattr(PartTrainer, "_add", add)
-    (record,) = watched("run.steps=1")
+    (record,) = watched("run.steps=1", "bounding.bound=28")
     before, after = (torch.cat(norms) for norms in zip(*seen, strict=True))  # (users, tensors)
     layers = record["layers"]
     assert layers["delta"] == pytest.approx(before.mean(dim=0).tolist(), rel=1e-5)
     assert layers["delta_deviation"] == pytest.approx(before.std(dim=0, correction=0).tolist(), rel=1e-4)
     assert layers["bounded"] == pytest.approx(after.mean(dim=0).tolist(), rel=1e-5)
-    limits = [2 * math.sqrt(640 / 650), 2 * math.sqrt(10 / 650)]
+    limits = [28 * math.sqrt(640 / 650), 28 * math.sqrt(10 / 650)]
     assert all(norm <= limit for norm, limit in zip(layers["bounded"], limits, strict=True))
+    beyond = before > torch.tensor(limits)
+    assert 0 < int(beyond.sum()) < beyond.numel()
+    assert layers["clipped"] == pytest.approx(beyond.double().mean(dim=0).tolist(), abs=1e-6)
 
 
 def test_noise_is_spread_over_the_tensors_by_their_sizes() -> None:
@@ -187,22 +190,42 @@ NAMES = ["conv.weight"] + [f"blocks.{i:02}.{name}" for i in (0, 1) for name in (
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_a_model_of_blocks_gets_three_figures(steps: int, tmp_path: Path) -> None:
+def test_a_model_of_blocks_gets_four_figures(steps: int, tmp_path: Path) -> None:
     write_lines(tmp_path / "layers.jsonl", NAMES, steps)
     drawn = draw_layers(tmp_path)
-    assert [path.name for path, _ in drawn] == ["layers_depth.png", "layers_norms.png", "layers_snr.png"]
+    assert [path.name for path, _ in drawn] == [
+        "layers_depth.png",
+        "layers_norms.png",
+        "layers_clipped.png",
+        "layers_snr.png",
+    ]
     assert all(path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and said.endswith(".") for path, said in drawn)
     assert f"{steps} recorded steps" in drawn[0][1]
 
 
 def test_without_noise_there_is_no_ratio_to_draw(tmp_path: Path) -> None:
     write_lines(tmp_path / "layers.jsonl", NAMES, 2, noise=False)
-    assert [path.name for path, _ in draw_layers(tmp_path)] == ["layers_depth.png", "layers_norms.png"]
+    assert [path.name for path, _ in draw_layers(tmp_path)] == [
+        "layers_depth.png",
+        "layers_norms.png",
+        "layers_clipped.png",
+    ]
+
+
+def test_nobody_clipped_is_no_figure_of_it(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "layers.jsonl", NAMES, 1)
+    first, line = map(json.loads, path.read_text().splitlines())
+    path.write_text("".join(json.dumps(each) + "\n" for each in (first, line | {"clipped": [0.0] * len(NAMES)})))
+    assert [path.name for path, _ in draw_layers(tmp_path)] == [
+        "layers_depth.png",
+        "layers_norms.png",
+        "layers_snr.png",
+    ]
 
 
 def test_noise_on_some_tensors_and_a_model_without_blocks_can_be_drawn(tmp_path: Path) -> None:
     write_lines(tmp_path / "layers.jsonl", ["a.x", "a.y", "b.x", "c", "d", "e"], 2, noisy="a.")
-    assert len(draw_layers(tmp_path)) == 3
+    assert len(draw_layers(tmp_path)) == 4
 
 
 def test_an_empty_cohort_is_a_gap_and_nothing_but_empty_cohorts_is_no_figure(tmp_path: Path) -> None:
@@ -210,7 +233,7 @@ def test_an_empty_cohort_is_a_gap_and_nothing_but_empty_cohorts_is_no_figure(tmp
     first, line, other = map(json.loads, path.read_text().splitlines())
     empty = {"users": 0} | {f: [0.0] * len(NAMES) for f in ("delta", "delta_deviation", "bounded", "signal")}
     path.write_text("".join(json.dumps(each) + "\n" for each in (first, line | empty, other)))
-    assert len(draw_layers(tmp_path)) == 3
+    assert len(draw_layers(tmp_path)) == 4
     path.write_text("".join(json.dumps(each) + "\n" for each in (first, line | empty)))
     assert draw_layers(tmp_path) == []
 
@@ -228,7 +251,7 @@ def test_the_page_has_the_figures_in_it_and_says_that_they_are_not_covered(
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "cohort": 3}\n')
     write_lines(tmp_path / "layers.jsonl", NAMES, 2)
     page = write_report(tmp_path, digits(), None).read_text()
-    assert page.count("src='data:image/png;base64,") == 3
+    assert page.count("src='data:image/png;base64,") == 4
     assert page.index("<h2>Tensors</h2>") < page.index("<b>not</b> covered by the privacy guarantee")
     (tmp_path / "layers.jsonl").unlink()
     assert "<h2>Tensors</h2>" not in write_report(tmp_path, digits(), None).read_text()

@@ -299,7 +299,7 @@ def _places(owners: np.ndarray) -> list[tuple[int, int]]:
     return places
 
 
-_PER_LAYER = ("layer_norms", "layer_norms_squared", "layer_bounded")
+_PER_LAYER = ("layer_norms", "layer_norms_squared", "layer_bounded", "layer_clipped")
 _SCALARS = tuple(field.name for field in fields(Tally) if field.name not in (*_PER_LAYER, "votes"))
 
 

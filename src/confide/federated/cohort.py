@@ -37,7 +37,8 @@ class Tally:
     layer_norms: list[float] = field(default_factory=list)
     layer_norms_squared: list[float] = field(default_factory=list)
     layer_bounded: list[float] = field(default_factory=list)
-    """Of each tensor: the norm, its square, and the norm once bounded."""
+    layer_clipped: list[float] = field(default_factory=list)
+    """Of each tensor: the norm, its square, the norm once bounded, and how many users' were shortened."""
     votes: list[float] = field(default_factory=list)
     """For an adaptive bound: each counter's sum of +1/2 for a user within it and -1/2 for one beyond."""
 
@@ -110,5 +111,6 @@ class PartTrainer:
             layer_norms=norms.sum(dim=0).tolist(),
             layer_norms_squared=norms.square().sum(dim=0).tolist(),
             layer_bounded=(norms * factors).sum(dim=0).tolist(),
+            layer_clipped=((factors < ROUNDING) & finite[:, None]).sum(dim=0).double().tolist(),
             votes=torch.where(finite[:, None], rule.votes(norms), 0.0).sum(dim=0).tolist() if vote else [],
         )

@@ -69,6 +69,9 @@ class Privacy(BaseModel):
     )
     tensors: tuple[str, ...] = Field((), description="for partial: patterns of names of the tensors that get noise")
     all_but: bool = Field(False, description="for partial: noise on all tensors but these")
+    elsewhere: float = Field(
+        0.0, ge=0, lt=1, description="for partial: the deviation on the other tensors, as a share (Figure 16 has 0.5)"
+    )
     delta: Probability | None = Field(None, description="delta of the guarantee; at most 1 / population is wise")
     accountant: Accountant = Field("pld", description="pld: tighter; rdp: moments accountant")
     source: Literal["seeded", "system"] = Field(
@@ -101,6 +104,8 @@ class Plan:
     """Of the partial mechanism: where the noise goes."""
     partial_multiplier: float = 0.0
     """Of the partial mechanism: z there. The event does not have it, because it buys nothing."""
+    elsewhere: float = 0.0
+    """Of the partial mechanism: the share of that deviation on all other coordinates."""
 
     @property
     def rate(self) -> float:
@@ -139,15 +144,16 @@ class Plan:
             return self._correlated(total, spread, step, attempt, memory)
         return self._independent(total, spread, cohort, step, attempt)
 
-    def noisy_sizes(self, sizes: list[int]) -> list[int]:
-        """How many coordinates of each tensor get noise, if there is any."""
+    def noisy_sizes(self, sizes: list[int]) -> list[float]:
+        """How many coordinates of each tensor get noise, if there is any; a share of it counts by its square."""
         if not self.spans:
-            return sizes
+            return [float(size) for size in sizes]
         ends = np.cumsum(sizes).tolist()
-        return [
+        inside = [
             sum(max(0, min(end, stop) - max(end - size, start)) for start, stop in self.spans)
             for size, end in zip(sizes, ends, strict=True)
         ]
+        return [noisy + self.elsewhere**2 * (size - noisy) for noisy, size in zip(inside, sizes, strict=True)]
 
     def _independent(self, total: Tensor, spread: float, cohort: np.ndarray, step: int, attempt: int) -> float:
         if self.placement == "client" and len(cohort) > 0:
@@ -160,9 +166,12 @@ class Plan:
         """All of the noise is drawn, so that runs with noise on other tensors can be compared value for value."""
         fresh = torch.zeros_like(total)
         self._independent(fresh, spread, cohort, step, attempt)
-        for start, stop in self.spans:
-            total[start:stop].add_(fresh[start:stop])
-        return math.hypot(*(norm(fresh[start:stop]) for start, stop in self.spans))
+        end = 0
+        for start, stop in (*self.spans, (len(fresh), len(fresh))):
+            fresh[end:start].mul_(self.elsewhere)
+            end = stop
+        total.add_(fresh)
+        return norm(fresh)
 
     def _from_users(self, total: Tensor, cohort: np.ndarray, scales: np.ndarray, step: int, attempt: int) -> float:
         squares = 0.0
@@ -258,7 +267,7 @@ def make_plan(
     source: Source = System() if privacy.source == "system" else Seeded(seed)
     return Plan(
         seed, steps, kind, sampling.cohort, weights, privacy.placement, event, privacy.delta, privacy.accountant,
-        source, reach, coefficients, spans if partial else (), z if partial else 0.0,
+        source, reach, coefficients, spans if partial else (), z if partial else 0.0, privacy.elsewhere,
     )  # fmt: skip
 
 

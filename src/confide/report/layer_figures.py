@@ -78,7 +78,8 @@ def read_layers(path: Path) -> Layers | None:
     if len(lines) < 2:
         return None
     first, *records = (json.loads(line) for line in lines)
-    fields = [f for f in ("delta", "delta_deviation", "bounded", "signal", "noise", "weights") if f in records[0]]
+    known = ("delta", "delta_deviation", "bounded", "clipped", "signal", "noise", "weights")
+    fields = [field for field in known if field in records[0]]
     return Layers(
         tuple(first["names"]),
         np.array([record["step"] for record in records]),
@@ -93,6 +94,8 @@ def draw_layers(folder: Path) -> list[tuple[Path, str]]:
     if layers is None or len(layers.names) < FEWEST or not (layers.values["delta"] > 0).any():
         return []
     drawn = [_depths(folder, layers), _curves(folder, layers)]
+    if layers.values.get("clipped", np.zeros(1)).any():
+        drawn.append(_clipped(folder, layers))
     return [*drawn, _ratios(folder, layers)] if "noise" in layers.values else drawn
 
 
@@ -171,6 +174,24 @@ def _curves(folder: Path, layers: Layers) -> tuple[Path, str]:
     return path, (
         "By kind of tensor: mean norm of the users' updates before and after bounding, norm of their aggregate, and "
         "expected norm of the noise that was added to it."
+    )
+
+
+def _clipped(folder: Path, layers: Layers) -> tuple[Path, str]:
+    path = folder / "figures" / "layers_clipped.png"
+    shares = {what: 100 * layers.values["clipped"][:, places].mean(axis=1) for what, places in layers.kinds.items()}
+    with sheet(path, 1, 1, (7.5, 4.2)) as (figure, axes):
+        axis, marker = axes[0][0], _marker(layers)
+        for what in sorted(shares, key=lambda each: -np.nan_to_num(shares[each][-1])):
+            colour = f"C{list(shares).index(what) % 10}"
+            axis.plot(layers.steps, shares[what], color=colour, lw=1.4, marker=marker, ms=3, label=what)
+        axis.set(title="users whose update was shortened, %", xlabel="central step", ylim=(-3, 103))
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        figure.legend(loc="outside right center")
+    return path, (
+        "Share of users whose update was shortened, by kind of tensor (mean over its tensors). Global clipping "
+        "shortens all tensors of a user or none; a tensor that per-layer clipping never shortens leaves a part of its "
+        "bound unused."
     )
 
 

@@ -70,8 +70,11 @@ def _tensors(folder: Path) -> list[str]:
 def _promise(recipe: Recipe, summary: dict[str, Any] | None) -> str:
     if recipe.privacy.mechanism == "partial":
         which = html.escape(", ".join(recipe.privacy.tensors))
+        rest = recipe.privacy.elsewhere
         return (
-            f"<p class=note>Noise was added only to {'all tensors but ' if recipe.privacy.all_but else ''}{which}, to "
+            f"<p class=note>Noise was added {'' if rest else 'only '}to "
+            f"{'all tensors but ' if recipe.privacy.all_but else ''}{which}"
+            f"{f', and {rest:g} times as much to the others' if rest else ''}, to "
             "see what it does there: this run gives <b>no privacy guarantee</b>.</p>"
         )
     if summary is None:
