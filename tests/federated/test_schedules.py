@@ -15,6 +15,7 @@ READER: TypeAdapter[Schedule] = TypeAdapter(Schedule)
 
 # PFL-ASR Table 3, from scratch.
 SCRATCH = Exponential(rate=0.6, start=1000, transition=500)
+STAIRS = Exponential(rate=0.5, start=40_000, transition=50_000, staircase=True)
 
 # Bounds keep the true multiplier above the smallest float, about 1e-308.
 warmups = st.integers(0, 500)
@@ -25,6 +26,7 @@ schedules: st.SearchStrategy[Schedule] = st.one_of(
         rate=st.floats(1e-2, 1),
         start=st.integers(0, 5000),
         transition=st.floats(100, 5000),
+        staircase=st.booleans(),
         warmup=warmups,
     ),
     st.builds(PerRound, factor=st.floats(0.95, 1), warmup=warmups),
@@ -42,6 +44,10 @@ schedules: st.SearchStrategy[Schedule] = st.one_of(
         (SCRATCH, 1500, 0.6),
         (SCRATCH, 2000, 0.36),
         (Exponential(rate=0.5, start=0, transition=0.5), 3, 0.5**6),
+        (STAIRS, 39_999, 1.0),
+        (STAIRS, 40_000, 0.5),
+        (STAIRS, 89_999, 0.5),
+        (STAIRS, 90_000, 0.25),
         (PerRound(factor=0.99), 0, 1.0),
         (PerRound(factor=0.99), 1, 0.99),
         (PerRound(factor=0.99), 499, 0.99**499),

@@ -4,6 +4,8 @@ Implements, for the 0-based central step t:
 
 * PFL-ASR section 4 and Figures 2-3, a constant rate "with further exponential decay": 1 before step t0,
   then r^((t - t0) / tau), without a jump at t0;
+* PFL-ASR appendix F, central training: "step-wise (by 2x) decay every 50k steps started at 40k-330k", the first drop at
+  t0 (staircase);
 * NORM appendix G, eta_k = 0.99^k eta_0: factor^t;
 * PFL-ASR appendix G.3, the linear warm-up of post-LayerNorm models: (t + 1) / warmup while t < warmup.
 
@@ -62,9 +64,15 @@ class Exponential(_Schedule):
     rate: float = Field(gt=0, le=1, description="What the learning rate is multiplied by every `transition` steps.")
     start: int = Field(ge=0, description="The central step from which the rate decays.")
     transition: float = Field(gt=0, description="The number of steps that it takes to decay once by `rate`.")
+    staircase: bool = Field(
+        default=False, description="Decay at once at `start` and then every `transition` steps, in place of smoothly."
+    )
 
     def _decay(self, step: int) -> float:
-        return math.pow(self.rate, max(step - self.start, 0) / self.transition)
+        if step < self.start:
+            return 1.0
+        times = (step - self.start) / self.transition
+        return math.pow(self.rate, math.floor(times) + 1 if self.staircase else times)
 
 
 class PerRound(_Schedule):
