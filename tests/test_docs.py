@@ -1,0 +1,141 @@
+"""Claims about the documents: every command and snippet works, every link leads somewhere.
+
+Blocks of a page are run in order, in one empty folder. A block that takes long, or that needs what not everyone has, is
+preceded by `<!-- not run: reason -->`; then its commands, options, recipes and values are checked, but nothing is
+trained. A block of YAML is a recipe; `<!-- file: name.yaml -->` before any block keeps it for the blocks after it.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from confide import recipe
+from confide.cli import app
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+FENCE = re.compile(
+    r"(?:^<!-- (?P<mark>not run|file): (?P<said>.+?) -->\n+)?"
+    r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<body>.*?)^ *```$",
+    re.MULTILINE | re.DOTALL,
+)
+LINK = re.compile(r"(?<!`)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+Command = Callable[..., tuple[int, str, str]]
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    body: str
+    mark: str
+    said: str
+
+
+def blocks(text: str) -> Iterator[Block]:
+    for found in FENCE.finditer(text):
+        body = re.sub(f"^{found['indent']}", "", found["body"], flags=re.MULTILINE)
+        yield Block(found["language"], body, found["mark"] or "", found["said"] or "")
+
+
+def commands(body: str) -> Iterator[list[str]]:
+    """The words of each command, without comments and the place where the environment's programs lie."""
+    for line in body.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if words:
+            yield [words[0].removeprefix(".venv/bin/"), *words[1:]]
+
+
+def checked(words: list[str]) -> None:
+    """The command is there with these options, and a recipe with these values."""
+    context: Any = get_command(app).make_context("confide", list(words[1:]))
+    while hasattr(context.command, "resolve_command"):  # a group, whichever copy of click typer brings
+        name, inner, rest = context.command.resolve_command(context, context._protected_args + context.args)
+        context = inner.make_context(name, rest, parent=context)
+    if words[1] in ("train", "audit"):
+        recipe.load(context.params["recipe"], context.params.get("set_") or [])
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_block_of_a_page_works(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(page.read_text()):
+        if block.mark == "file":
+            (tmp_path / block.said).write_text(block.body)
+        if block.language == "python" and block.mark != "not run":
+            exec(compile(block.body, f"{page.name}: {block.body[:40]!r}", "exec"), {"__name__": "__main__"})
+        elif block.language == "yaml":
+            (tmp_path / "block.yaml").write_text(block.body)
+            recipe.load("block.yaml", [])
+        elif block.language == "bash":
+            for words in commands(block.body):
+                if words[0] == "make":
+                    assert set(words[1:]) <= make_targets(), words
+                elif words[0] != "confide":
+                    assert block.mark == "not run", f"{words} cannot be run here; say why before the block"
+                elif block.mark == "not run":
+                    checked(words)
+                else:
+                    code, out, err = command(*words[1:])
+                    assert code == 0, f"{shlex.join(words)}\n{out}\n{err}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_block_says_its_language_and_why_it_is_not_run(page: Path) -> None:
+    found = list(blocks(page.read_text()))
+    assert page.read_text().count("```") == 2 * len(found)
+    for block in found:
+        assert block.language in ("bash", "python", "yaml", "text", "json"), block.body
+        if block.mark == "not run":
+            assert len(block.said) > 10, block.body
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_link_inside_the_project_leads_somewhere(page: Path) -> None:
+    for found in LINK.finditer(page.read_text()):
+        target, _, anchor = found["target"].partition("#")
+        if re.match(r"[a-z]+:", target):
+            continue
+        there = (page.parent / target).resolve() if target else page
+        assert there.exists(), f"{found['target']} in {page.name}"
+        if anchor:
+            assert anchor in anchors(there), f"{found['target']} in {page.name}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as the site makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        (["confide", "train", "convex/digits", "--out", "runs/x"], False),
+        (["confide", "train", "convex/digits", "--out", "runs/x", "--set", "run.steps=two"], True),
+        (["confide", "train", "convex/digit", "--out", "runs/x"], True),
+        (["confide", "trian", "convex/digits", "--out", "runs/x"], True),
+        (["confide", "train", "convex/digits", "--uot", "runs/x"], True),
+        (["confide", "plan", "epsilon", "--users", "5"], True),
+    ],
+)
+def test_the_check_of_a_command_that_is_not_run_refuses_what_would_fail(words: list[str], wrong: bool) -> None:
+    if wrong:
+        with pytest.raises(Exception, match=r".+"):
+            checked(words)
+    else:
+        checked(words)
