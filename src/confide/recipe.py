@@ -25,6 +25,7 @@ from confide.convex.logistic import LogisticSettings
 from confide.convex.quadratics import QuadraticSettings
 from confide.errors import UserError
 from confide.federated.bounding import Bounding
+from confide.federated.custom import PythonTaskSettings
 from confide.federated.local import LocalTraining
 from confide.federated.optimisers import Optimiser
 from confide.privacy.plan import Privacy
@@ -34,7 +35,8 @@ from confide.retrieval.settings import RetrievalSettings
 from confide.speech.settings import SpeechSettings
 
 TaskSettings = Annotated[
-    LogisticSettings | QuadraticSettings | SpeechSettings | RetrievalSettings, Field(discriminator="kind")
+    LogisticSettings | QuadraticSettings | SpeechSettings | RetrievalSettings | PythonTaskSettings,
+    Field(discriminator="kind"),
 ]
 
 

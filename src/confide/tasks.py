@@ -6,6 +6,7 @@ from typing import Any
 
 from confide.convex.logistic import LogisticRegression, LogisticSettings
 from confide.convex.quadratics import Quadratics, QuadraticSettings
+from confide.federated.custom import PythonTaskSettings, make_python_task
 from confide.federated.task import Task
 from confide.retrieval.settings import RetrievalSettings
 from confide.speech.settings import SpeechSettings
@@ -24,4 +25,6 @@ def make_task(settings: Any, seed: int) -> Task:
         from confide.retrieval.task import Retrieval
 
         return Retrieval(settings, seed)
+    if isinstance(settings, PythonTaskSettings):
+        return make_python_task(settings, seed)
     raise ValueError(f"no task for {type(settings).__name__}")
