@@ -7,8 +7,11 @@ trained. A block of YAML is a recipe; `<!-- file: name.yaml -->` before any bloc
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,6 +123,23 @@ def anchors(page: Path) -> set[str]:
     """Of a page's headings, as the site makes them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), flags=re.MULTILINE)
     return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
+
+
+def test_the_site_is_built_without_a_warning_and_asks_nothing_of_other_machines(tmp_path: Path) -> None:
+    """Strict: a page that is not in the menu, a link or an anchor that leads nowhere, a name without docs fail."""
+    pytest.importorskip("mkdocs", reason="the site needs the extra docs")
+    told = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, check=False,
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    menu = {name for name in (ROOT / "docs").glob("*.md") if name.name not in (ROOT / "mkdocs.yml").read_text()}
+    assert not menu
+    loads = re.compile(
+        r"<(?:script|img|iframe)[^>]+src=[\"']?https?:|<link[^>]+rel=[\"']?stylesheet[^>]+href=[\"']?https?:"
+    )
+    for page in tmp_path.rglob("*.html"):
+        assert not loads.search(page.read_text()), page
 
 
 @pytest.mark.parametrize(
