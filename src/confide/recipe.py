@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from confide.bench.settings import MlpSettings, SpeechClientSettings, VectorSettings
 from confide.convex.logistic import LogisticSettings
 from confide.convex.quadratics import QuadraticSettings
 from confide.errors import UserError
@@ -34,8 +35,10 @@ from confide.retrieval.settings import RetrievalSettings
 from confide.speech.settings import SpeechSettings
 
 TaskSettings = Annotated[
-    LogisticSettings | QuadraticSettings | SpeechSettings | RetrievalSettings, Field(discriminator="kind")
-]
+    LogisticSettings | QuadraticSettings | SpeechSettings | RetrievalSettings
+    | MlpSettings | SpeechClientSettings | VectorSettings,
+    Field(discriminator="kind"),
+]  # fmt: skip
 
 
 class _Loader(yaml.SafeLoader):

@@ -43,7 +43,7 @@ from confide.engines.costs import deal, expected_costs
 from confide.engines.processes import LINE, WorkerFailed
 from confide.engines.ranks import Answer, LostRank, Place, together
 from confide.errors import UserError
-from confide.federated.cohort import PartTrainer, Tally, part_size, parts
+from confide.federated.cohort import PartTrainer, Tally, parts
 
 _SLOTS, _SLOT_BYTES = 64, 1 << 27
 _TRAIN, _END = 1, 0
@@ -67,7 +67,7 @@ class Member:
         like = trainer.plain.delta
         self.size, line = like.numel(), LINE // like.itemsize
         self.width = -(-self.size // (here.ranks * line)) * line  # of the slice that a rank adds up
-        self.part_size = part_size(trainer.task, trainer.local, self.size)
+        self.part_size = trainer.part_size
         self.slots = max(1, min(_SLOTS, _SLOT_BYTES // (here.ranks * self.width * like.itemsize)))
         self.sums = like.new_empty((self.slots, here.ranks * self.width))
         self.arrived = like.new_empty(here.ranks * self.slots * self.width)

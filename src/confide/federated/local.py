@@ -100,7 +100,7 @@ class PlainTrainer:
             self.theta.copy_(central)
         first_loss: Tensor | None = None
         draw = generator(self.seed, "batches", step, user)
-        for chosen in self._batches(user, draw):
+        for chosen in batches(self.task, local, user, draw):
             loss = self.task.loss(self.layout.views(self.theta), self.task.batch(user, chosen, draw))
             (gradient,) = torch.autograd.grad(loss, self.theta)
             first_loss = loss.detach() if first_loss is None else first_loss
@@ -116,26 +116,28 @@ class PlainTrainer:
         losses = torch.zeros(1) if first_loss is None else first_loss.reshape(1)
         return PlainUpdate(self.delta, self.layout, norms.unsqueeze(0), losses.double())
 
-    def _batches(self, user: int, draw: np.random.Generator) -> Iterator[np.ndarray | None]:
-        """The examples of each local step; None stands for all of them."""
-        local, held = self.local, int(self.task.examples[user])
-        if local.batch_seconds is None and (local.batch_size is None or local.batch_size >= held):
-            yield from repeat(None, local.steps or local.epochs or 0)
-            return
-        passes = count() if local.steps else range(local.epochs or 0)
-        made = (batch for _ in passes for batch in self._packed(user, draw.permutation(held)))
-        yield from islice(made, local.steps)
 
-    def _packed(self, user: int, order: np.ndarray) -> Iterator[np.ndarray]:
-        """One pass over the user's examples in this order, cut into batches."""
-        size, limit, seconds = self.local.batch_size, self.local.batch_seconds, self.task.seconds(user)
-        start = 0
-        while start < len(order):
-            if limit is None or seconds is None:
-                end = start + (size or len(order))
-            else:
-                # Everybody is padded to the longest; one example is a batch even if it is longer than the limit.
-                padded = np.maximum.accumulate(seconds[order[start:]]) * np.arange(1, len(order) - start + 1)
-                end = start + max(1, int(np.searchsorted(padded, limit, side="right")))
-            yield order[start:end]
-            start = end
+def batches(task: Task, local: LocalTraining, user: int, draw: np.random.Generator) -> Iterator[np.ndarray | None]:
+    """The examples of each local step; None stands for all of them."""
+    held = int(task.examples[user])
+    if local.batch_seconds is None and (local.batch_size is None or local.batch_size >= held):
+        yield from repeat(None, local.steps or local.epochs or 0)
+        return
+    passes = count() if local.steps else range(local.epochs or 0)
+    made = (batch for _ in passes for batch in _packed(task, local, user, draw.permutation(held)))
+    yield from islice(made, local.steps)
+
+
+def _packed(task: Task, local: LocalTraining, user: int, order: np.ndarray) -> Iterator[np.ndarray]:
+    """One pass over the user's examples in this order, cut into batches."""
+    size, limit, seconds = local.batch_size, local.batch_seconds, task.seconds(user)
+    start = 0
+    while start < len(order):
+        if limit is None or seconds is None:
+            end = start + (size or len(order))
+        else:
+            # Everybody is padded to the longest; one example is a batch even if it is longer than the limit.
+            padded = np.maximum.accumulate(seconds[order[start:]]) * np.arange(1, len(order) - start + 1)
+            end = start + max(1, int(np.searchsorted(padded, limit, side="right")))
+        yield order[start:end]
+        start = end
