@@ -64,7 +64,7 @@ class Member:
 
     def __init__(self, trainer: PartTrainer, here: Place) -> None:
         self.trainer, self.here = trainer, here
-        like = trainer.plain.delta
+        like = trainer.plain.theta
         self.size, line = like.numel(), LINE // like.itemsize
         self.width = -(-self.size // (here.ranks * line)) * line  # of the slice that a rank adds up
         self.part_size = trainer.part_size
@@ -223,7 +223,7 @@ def follow(here: Place) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 saves, and then sends everybody home
     try:
         ranks.join(here)
-        member, central = Member(trainer, here), torch.empty_like(trainer.plain.delta)
+        member, central = Member(trainer, here), torch.empty_like(trainer.plain.theta)
         while (job := _receive(member)) is not None:
             with together(f"in central step {job.step + 1}"):
                 dist.broadcast(central, src=0)
