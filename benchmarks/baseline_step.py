@@ -19,7 +19,7 @@ import torch
 
 from confide import recipe
 from confide.federated.bounding import bounder
-from confide.federated.local import PlainUpdate
+from confide.federated.local import TrainedUpdate
 from confide.privacy.ledger import Ledger
 from confide.run import make_loop
 from confide.speech.corpora.settings import data_folder
@@ -58,13 +58,13 @@ def main() -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"one central step with {record['cohort']} users: {time.perf_counter() - began:.1f} s, peak {peak:.1f} GiB")
 
-    central, theta, delta = state.parameters, state.parameters + 1e-4, torch.empty_like(state.parameters)
+    central, theta = state.parameters, state.parameters + 1e-4
     rule = bounder(loop.recipe.bounding, loop.layout)
     times = []
     for _ in range(given.repeat + 1):  # the first touches memory for the first time
         began = time.perf_counter()
-        norms = loop.layout.difference(central, theta, delta)
-        update = PlainUpdate(delta, loop.layout, norms.unsqueeze(0), torch.zeros(1))
+        norms = loop.layout.difference_norms(central, theta)
+        update = TrainedUpdate(central, theta, 1.0, loop.layout, norms.unsqueeze(0), torch.zeros(1))
         update.weighted_sum(rule.factors(update.norms) / 2, loop.total)
         times.append(time.perf_counter() - began)
     print(f"private part of a user's work: median {statistics.median(times[1:]):.3f} s, least {min(times):.3f} s")

@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from confide.bench.settings import MlpSettings, SpeechClientSettings, VectorSettings
 from confide.convex.logistic import LogisticSettings
 from confide.convex.quadratics import QuadraticSettings
 from confide.errors import UserError
@@ -35,9 +36,10 @@ from confide.retrieval.settings import RetrievalSettings
 from confide.speech.settings import SpeechSettings
 
 TaskSettings = Annotated[
-    LogisticSettings | QuadraticSettings | SpeechSettings | RetrievalSettings | PythonTaskSettings,
+    LogisticSettings | QuadraticSettings | SpeechSettings | RetrievalSettings | PythonTaskSettings
+    | MlpSettings | SpeechClientSettings | VectorSettings,
     Field(discriminator="kind"),
-]
+]  # fmt: skip
 
 
 class _Loader(yaml.SafeLoader):

@@ -196,7 +196,7 @@ def make_loop(
         recipe.bounding.adaptive, len(rule.bounds), spans_of(recipe.privacy, layout),
     )  # fmt: skip
     if workers > 1:
-        size, costs = part_size(task, recipe.local, layout.size), expected_costs(task, recipe.local)
+        size, costs = part_size(task, recipe.local, layout), expected_costs(task, recipe.local)
         engine: Engine = Processes(recipe.model_dump_json(), workers, like, size, costs)
     else:
         trainer = _part_trainer(recipe, task, layout, weights, like)

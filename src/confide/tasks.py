@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from confide.bench.settings import MlpSettings, SpeechClientSettings, VectorSettings
 from confide.convex.logistic import LogisticRegression, LogisticSettings
 from confide.convex.quadratics import Quadratics, QuadraticSettings
 from confide.federated.custom import PythonTaskSettings, make_python_task
@@ -27,4 +28,12 @@ def make_task(settings: Any, seed: int) -> Task:
         return Retrieval(settings, seed)
     if isinstance(settings, PythonTaskSettings):
         return make_python_task(settings, seed)
+    if isinstance(settings, MlpSettings | SpeechClientSettings | VectorSettings):
+        from confide.bench import tasks as bench
+
+        made: dict[type, Any] = {
+            MlpSettings: bench.Mlp, SpeechClientSettings: bench.SpeechClient, VectorSettings: bench.Vector,
+        }  # fmt: skip
+        task: Task = made[type(settings)](settings, seed)
+        return task
     raise ValueError(f"no task for {type(settings).__name__}")

@@ -43,7 +43,7 @@ from confide.engines.costs import deal, expected_costs
 from confide.engines.processes import LINE, WorkerFailed
 from confide.engines.ranks import Answer, LostRank, Place, together
 from confide.errors import UserError
-from confide.federated.cohort import PartTrainer, Tally, part_size, parts
+from confide.federated.cohort import PartTrainer, Tally, parts
 
 _SLOTS, _SLOT_BYTES = 64, 1 << 27
 _TRAIN, _END = 1, 0
@@ -64,10 +64,10 @@ class Member:
 
     def __init__(self, trainer: PartTrainer, here: Place) -> None:
         self.trainer, self.here = trainer, here
-        like = trainer.plain.delta
+        like = trainer.plain.theta
         self.size, line = like.numel(), LINE // like.itemsize
         self.width = -(-self.size // (here.ranks * line)) * line  # of the slice that a rank adds up
-        self.part_size = part_size(trainer.task, trainer.local, self.size)
+        self.part_size = trainer.part_size
         self.slots = max(1, min(_SLOTS, _SLOT_BYTES // (here.ranks * self.width * like.itemsize)))
         self.sums = like.new_empty((self.slots, here.ranks * self.width))
         self.arrived = like.new_empty(here.ranks * self.slots * self.width)
@@ -223,7 +223,7 @@ def follow(here: Place) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 saves, and then sends everybody home
     try:
         ranks.join(here)
-        member, central = Member(trainer, here), torch.empty_like(trainer.plain.delta)
+        member, central = Member(trainer, here), torch.empty_like(trainer.plain.theta)
         while (job := _receive(member)) is not None:
             with together(f"in central step {job.step + 1}"):
                 dist.broadcast(central, src=0)

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from confide.federated.cohort import PartTrainer, Tally, part_size, parts
+from confide.federated.cohort import PartTrainer, Tally, parts
 
 
 class Engine(Protocol):
@@ -31,8 +31,7 @@ class InProcess:
     ) -> Tally:
         total.zero_()
         part_sum, tally = total.new_empty(total.shape), Tally()
-        size = part_size(self.trainer.task, self.trainer.local, total.numel())
-        for users in parts(cohort, size):
+        for users in parts(cohort, self.trainer.part_size):
             # A part is summed on its own first: the order of additions must not depend on who trains it.
             tally.add(self.trainer.add_part(central, users, step, part_sum.zero_(), bounds))
             total.add_(part_sum)

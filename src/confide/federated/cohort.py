@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from confide.federated.bounding import ROUNDING, Bounder
+from confide.federated.chain import ranks_of
 from confide.federated.local import LocalTraining, PlainTrainer, Updates
+from confide.federated.low_rank import LowRankTrainer
 from confide.federated.parameters import Layout
 from confide.federated.task import Task
 
@@ -57,9 +59,11 @@ def parts(cohort: np.ndarray, size: int) -> Iterator[np.ndarray]:
         yield cohort[start : start + size]
 
 
-def part_size(task: Task, local: LocalTraining, parameters: int) -> int:
+def part_size(task: Task, local: LocalTraining, layout: Layout) -> int:
     """Users in a part. Plain training is balanced best one by one; adding up a large model costs time of its own."""
-    return task.users_at_once(local) or (1 if parameters < _LARGE_MODEL else 4)
+    ranks = ranks_of(task, local, layout)
+    together = task.users_at_once(local) or (ranks.users_at_once() if ranks else 0)
+    return together or (1 if layout.size < _LARGE_MODEL else 4)
 
 
 class PartTrainer:
@@ -78,20 +82,31 @@ class PartTrainer:
         self.task, self.layout, self.local, self.bounder = task, layout, local, bounder
         self.weights = torch.from_numpy(weights)  # (population,) float64
         self.plain = PlainTrainer(task, layout, local, seed, like)
+        ranks = ranks_of(task, local, layout)
+        self.low_rank = None if ranks is None else LowRankTrainer(task, ranks, layout, seed)
+        self.part_size = part_size(task, local, layout)
 
     def add_part(
         self, central: Tensor, users: np.ndarray, step: int, into: Tensor, bounds: Tensor | None = None
     ) -> Tally:
         """Add sum_k w_k bound(delta_k) over `users` to `into`. Adaptive bounds are given; others are known."""
         tally, rule = Tally(), self.bounder.at(bounds)
+        for some, updates in self._updates(central, users, step):
+            tally.add(self._add(updates, some, into, rule, bounds is not None))
+        return tally
+
+    def _updates(self, central: Tensor, users: np.ndarray, step: int) -> Iterator[tuple[np.ndarray, Updates]]:
+        """By the task's own short cut; else in low rank whoever is worth it; else one after the other."""
         fast = self.task.fast_updates(self.layout.views(central), users, self.local, self.local.rate(step))
         if fast is not None:
-            tally.add(self._add(fast, users, into, rule, bounds is not None))
-        else:
-            for user in users:
-                update = self.plain.update(central, int(user), step)
-                tally.add(self._add(update, np.array([user]), into, rule, bounds is not None))
-        return tally
+            yield users, fast
+            return
+        if self.low_rank is not None:
+            few = np.array([self.low_rank.ranks.takes(int(user)) for user in users], dtype=bool)
+            yield from self.low_rank.updates(central, users[few], step)
+            users = users[~few]
+        for user in users:
+            yield np.array([user]), self.plain.update(central, int(user), step)
 
     def _add(self, updates: Updates, users: np.ndarray, into: Tensor, rule: Bounder, vote: bool) -> Tally:
         finite = torch.isfinite(updates.norms).all(dim=1) & torch.isfinite(updates.losses)  # (users,)

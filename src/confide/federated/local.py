@@ -9,7 +9,7 @@ The update is delta = theta_t - theta_local, or delta / eta as NORM defines it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice, repeat
 from typing import TYPE_CHECKING, Annotated, Protocol
@@ -19,15 +19,12 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from confide.federated.parameters import Layout, in_threads
+from confide.federated.parameters import Layout, add_scaled, in_threads
 from confide.federated.schedules import Constant, Schedule
 from confide.randomness import generator
 
 if TYPE_CHECKING:
     from confide.federated.task import Task
-
-
-_LARGE = 1e30
 
 
 class LocalTraining(BaseModel):
@@ -72,70 +69,101 @@ class PlainUpdate:
     losses: Tensor
 
     def weighted_sum(self, factors: Tensor, into: Tensor) -> None:
-        @torch.no_grad()
-        def add(job: tuple[float, Tensor, Tensor]) -> None:
-            factor, total, piece = job
-            if factor != 0 and not 1 / _LARGE < abs(factor) < _LARGE:  # float32 would not hold such a factor well
-                total.add_((piece.double() * factor).to(total.dtype))
-            elif factor != 0:
-                total.add_(piece, alpha=factor)
-
-        jobs = zip(factors[0].tolist(), self.layout.pieces(into), self.layout.pieces(self.delta), strict=True)
-        for _ in in_threads(add, list(jobs), self.layout.size):
+        jobs = zip(self.layout.pieces(into), self.layout.pieces(self.delta), factors[0].tolist(), strict=True)
+        for _ in in_threads(lambda job: add_scaled(*job), list(jobs), self.delta):
             pass
 
 
+@dataclass
+class TrainedUpdate:
+    """One user's update as two models: (central - trained) scale. It is made twice, in pieces, and never held.
+
+    Reading both models again costs less than writing the difference and reading that.
+    """
+
+    central: Tensor  # (parameters,)
+    trained: Tensor
+    scale: float
+    layout: Layout
+    norms: Tensor
+    losses: Tensor
+
+    @property
+    def delta(self) -> Tensor:
+        return (self.central - self.trained) * self.scale
+
+    def weighted_sum(self, factors: Tensor, into: Tensor) -> None:
+        self.layout.add_difference(self.central, self.trained, (factors[0] * self.scale).tolist(), into)
+
+
 class PlainTrainer:
-    """The reference: trains one user after the other with autograd, allocating nothing per user."""
+    """The reference: trains one user after the other with autograd, in one buffer."""
 
     def __init__(self, task: Task, layout: Layout, local: LocalTraining, seed: int, like: Tensor) -> None:
         self.task, self.layout, self.local, self.seed = task, layout, local, seed
-        self.theta = torch.empty_like(like).requires_grad_()
-        self.delta = torch.empty_like(like)
+        self.theta = torch.empty_like(like)
+        # Leaves of their own, and not views of one: their gradients need not be put together into a flat one.
+        self.leaves = {name: view.requires_grad_() for name, view in layout.views(self.theta).items()}
 
-    def update(self, central: Tensor, user: int, step: int) -> PlainUpdate:
-        """Train one user from `central`. The answer is only valid until the next call: the buffers are reused."""
+    def update(self, central: Tensor, user: int, step: int) -> TrainedUpdate:
+        """Train one user from `central`. The answer is only valid until the next call: the buffer is reused."""
         local, rate = self.local, self.local.rate(step)
-        with torch.no_grad():
-            self.theta.copy_(central)
+        self.theta.copy_(central)
         first_loss: Tensor | None = None
         draw = generator(self.seed, "batches", step, user)
-        for chosen in self._batches(user, draw):
-            loss = self.task.loss(self.layout.views(self.theta), self.task.batch(user, chosen, draw))
-            (gradient,) = torch.autograd.grad(loss, self.theta)
+        for chosen in batches(self.task, local, user, draw):
+            loss = self.task.loss(self.leaves, self.task.batch(user, chosen, draw))
+            gradients = torch.autograd.grad(loss, list(self.leaves.values()), allow_unused=True)
             first_loss = loss.detach() if first_loss is None else first_loss
-            with torch.no_grad():
-                if local.proximal:
-                    gradient.add_(self.theta - central, alpha=local.proximal)
-                if local.gradient_clip is not None:
-                    gradient.mul_(min(1.0, local.gradient_clip / max(float(gradient.norm()), 1e-30)))
-                self.theta.sub_(gradient.mul_(rate))
-        with torch.no_grad():
-            scale = 1.0 / rate if local.divide_by_learning_rate else 1.0
-            norms = self.layout.difference(central, self.theta, self.delta, scale)
+            self._descend(central, gradients, rate)
+        scale = 1.0 / rate if local.divide_by_learning_rate else 1.0
+        norms = self.layout.difference_norms(central, self.theta, scale)
         losses = torch.zeros(1) if first_loss is None else first_loss.reshape(1)
-        return PlainUpdate(self.delta, self.layout, norms.unsqueeze(0), losses.double())
+        return TrainedUpdate(central, self.theta, scale, self.layout, norms.unsqueeze(0), losses.double().cpu())
 
-    def _batches(self, user: int, draw: np.random.Generator) -> Iterator[np.ndarray | None]:
-        """The examples of each local step; None stands for all of them."""
-        local, held = self.local, int(self.task.examples[user])
-        if local.batch_seconds is None and (local.batch_size is None or local.batch_size >= held):
-            yield from repeat(None, local.steps or local.epochs or 0)
-            return
-        passes = count() if local.steps else range(local.epochs or 0)
-        made = (batch for _ in passes for batch in self._packed(user, draw.permutation(held)))
-        yield from islice(made, local.steps)
+    @torch.no_grad()
+    def _descend(self, central: Tensor, gradients: Sequence[Tensor | None], rate: float) -> None:
+        """One step. A tensor that the loss does not depend on has no gradient, and only FedProx moves it."""
+        weights, local = self.layout.pieces(self.theta), self.local
+        found = [None if gradient is None else gradient.reshape(-1) for gradient in gradients]
+        if local.proximal:
+            pulls = zip(found, weights, self.layout.pieces(central), strict=True)
+            found = [_pulled(gradient, local.proximal * (weight - start)) for gradient, weight, start in pulls]
+        if local.gradient_clip is not None:
+            norms = [torch.linalg.vector_norm(gradient) for gradient in found if gradient is not None]
+            rate *= min(1.0, local.gradient_clip / max(float(torch.stack(norms).norm()), 1e-30))
+        steps = [
+            (weight, gradient, -rate) for weight, gradient in zip(weights, found, strict=True) if gradient is not None
+        ]
+        for _ in in_threads(lambda job: add_scaled(*job), steps, self.theta):
+            pass
 
-    def _packed(self, user: int, order: np.ndarray) -> Iterator[np.ndarray]:
-        """One pass over the user's examples in this order, cut into batches."""
-        size, limit, seconds = self.local.batch_size, self.local.batch_seconds, self.task.seconds(user)
-        start = 0
-        while start < len(order):
-            if limit is None or seconds is None:
-                end = start + (size or len(order))
-            else:
-                # Everybody is padded to the longest; one example is a batch even if it is longer than the limit.
-                padded = np.maximum.accumulate(seconds[order[start:]]) * np.arange(1, len(order) - start + 1)
-                end = start + max(1, int(np.searchsorted(padded, limit, side="right")))
-            yield order[start:end]
-            start = end
+
+def _pulled(gradient: Tensor | None, pull: Tensor) -> Tensor:
+    return pull if gradient is None else pull.add_(gradient)
+
+
+def batches(task: Task, local: LocalTraining, user: int, draw: np.random.Generator) -> Iterator[np.ndarray | None]:
+    """The examples of each local step; None stands for all of them."""
+    held = int(task.examples[user])
+    if local.batch_seconds is None and (local.batch_size is None or local.batch_size >= held):
+        yield from repeat(None, local.steps or local.epochs or 0)
+        return
+    passes = count() if local.steps else range(local.epochs or 0)
+    made = (batch for _ in passes for batch in _packed(task, local, user, draw.permutation(held)))
+    yield from islice(made, local.steps)
+
+
+def _packed(task: Task, local: LocalTraining, user: int, order: np.ndarray) -> Iterator[np.ndarray]:
+    """One pass over the user's examples in this order, cut into batches."""
+    size, limit, seconds = local.batch_size, local.batch_seconds, task.seconds(user)
+    start = 0
+    while start < len(order):
+        if limit is None or seconds is None:
+            end = start + (size or len(order))
+        else:
+            # Everybody is padded to the longest; one example is a batch even if it is longer than the limit.
+            padded = np.maximum.accumulate(seconds[order[start:]]) * np.arange(1, len(order) - start + 1)
+            end = start + max(1, int(np.searchsorted(padded, limit, side="right")))
+        yield order[start:end]
+        start = end

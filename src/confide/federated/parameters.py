@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -46,50 +47,89 @@ class Layout:
         """The tensors as flat views, in order."""
         return torch.split(flat, self.sizes)
 
-    def difference(self, one: Tensor, other: Tensor, out: Tensor, scale: float = 1.0) -> Tensor:
-        """Write (one - other) scale into `out`, and return the Euclidean norm of each tensor of it."""  # (layers,)
+    def difference_norms(self, one: Tensor, other: Tensor, scale: float = 1.0) -> Tensor:
+        """The Euclidean norm of each tensor of (one - other) scale, which is never held as a whole."""  # (layers,)
+
+        def square(chunk: tuple[int, int, int]) -> float:
+            _, start, stop = chunk
+            return _square(_subtracted(one[start:stop], other[start:stop]))  # while it is still in the cache
+
+        squares = torch.zeros(len(self.sizes), dtype=torch.float64)
+        chunks = self._chunks()
+        for (layer, _, _), found in zip(chunks, in_threads(square, chunks, one), strict=True):
+            squares[layer] += found
+        return squares.sqrt() * abs(scale)
+
+    def add_difference(self, one: Tensor, other: Tensor, factors: Sequence[float], into: Tensor) -> None:
+        """Add factor times (one - other) of each tensor to `into`. Tensors with a factor of 0 are not looked at."""
+
+        def add(chunk: tuple[int, int, int]) -> None:
+            layer, start, stop = chunk
+            add_scaled(into[start:stop], _subtracted(one[start:stop], other[start:stop]), factors[layer])
+
+        for _ in in_threads(add, [chunk for chunk in self._chunks() if factors[chunk[0]] != 0], one):
+            pass
+
+    def _chunks(self) -> list[tuple[int, int, int]]:
+        """Stretches of the flat vector that no tensor's end divides: tensor, first coordinate, and one after the last.
+
+        Where they begin decides the last bits of sums, so it depends on nothing but the layout.
+        """
         begins, chunks = 0, []
         for layer, size in enumerate(self.sizes):
             chunks += [(layer, begins + s, min(begins + s + _CHUNK, begins + size)) for s in range(0, size, _CHUNK)]
             begins += size
-
-        @torch.no_grad()  # which every thread has to say for itself
-        def subtract(chunk: tuple[int, int, int]) -> float:
-            _, start, stop = chunk
-            part = torch.sub(one[start:stop], other[start:stop], out=out[start:stop])
-            if scale != 1.0:
-                part.mul_(scale)
-            return _square(part.numpy())  # while it is still in the cache
-
-        squares = torch.zeros(len(self.sizes), dtype=torch.float64)
-        for (layer, _, _), square in zip(chunks, in_threads(subtract, chunks, self.size), strict=True):
-            squares[layer] += square
-        return squares.sqrt()
+        return chunks
 
     def norms(self, flat: Tensor) -> Tensor:
         """The Euclidean norm of each tensor, in double precision."""  # (layers,)
         return torch.tensor([exact_norm(p) for p in self.pieces(flat)], dtype=torch.float64)
 
 
-_CHUNK = 1 << 18
+# Coordinates at a time: what is made of them stays in the cache, and threads seldom wait for the interpreter's lock.
+_CHUNK = 1 << 20
 _ROW = 256
 _ROW_ROUNDING = 1 + 2e-5
+_LARGE = 1e30
 
 
-def _square(values: np.ndarray) -> float:
+_own = threading.local()
+
+
+@torch.no_grad()  # which every thread has to say for itself
+def _subtracted(one: Tensor, other: Tensor) -> Tensor:
+    """one - other, in memory that the next call of the same thread takes again."""
+    held = getattr(_own, "difference", None)
+    if held is None or len(held) < len(one) or (held.dtype, held.device) != (one.dtype, one.device):
+        held = _own.difference = torch.empty(_CHUNK, dtype=one.dtype, device=one.device)
+    return torch.sub(one, other, out=held[: len(one)])
+
+
+@torch.no_grad()
+def add_scaled(total: Tensor, piece: Tensor, factor: float) -> None:
+    if factor != 0 and not 1 / _LARGE < abs(factor) < _LARGE:  # float32 would not hold such a factor well
+        total.add_((piece.double() * factor).to(total.dtype))
+    elif factor != 0:
+        total.add_(piece, alpha=factor)
+
+
+def _square(piece: Tensor) -> float:
     """The sum of squares, never too small by more than the rounding of double precision.
 
     Float32 rows of 256 are three times faster than double precision. A row's sum is off by at most 256 times 2^-24,
     less than what the factor adds; rows are summed in double precision. Where squares would leave float32's range, and
     for the rest of a tensor that is no whole row, double precision does the work.
     """
+    if piece.device.type != "cpu":
+        return float(torch.linalg.vector_norm(piece, dtype=torch.float64).square())
+    values = piece.numpy()
     whole = len(values) // _ROW * _ROW
     if values.dtype == np.float32 and whole > 0:
         rows = values[:whole].reshape(-1, _ROW)
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             found = float(np.vecdot(rows, rows).sum(dtype=np.float64))
         if 1e-20 < found < 1e30:
-            return found * _ROW_ROUNDING + _square(values[whole:])
+            return found * _ROW_ROUNDING + _square(piece[whole:])
     return float(np.einsum("i,i->", values, values, dtype=np.float64))
 
 
@@ -97,8 +137,9 @@ _WORTH_THREADS = 8_000_000
 _pools: dict[int, ThreadPoolExecutor] = {}
 
 
-def in_threads(work: Callable[[Any], Any], items: Sequence[Any], size: int) -> Iterable[Any]:
+def in_threads(work: Callable[[Any], Any], items: Sequence[Any], vector: Tensor) -> Iterable[Any]:
     """Passes over large vectors are shared by the processors that this process may use; the result does not change."""
+    size = vector.numel() if vector.device.type == "cpu" else 0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if size < _WORTH_THREADS or cores < 2 or current_process().daemon:  # a worker process has one core to itself
         return map(work, items)

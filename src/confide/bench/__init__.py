@@ -1,0 +1,1 @@
+"""`confide bench`: made-up workloads through the real loop, beside other systems and beside plain PyTorch."""

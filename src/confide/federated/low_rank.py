@@ -1,0 +1,263 @@
+"""Local training of many users at once, with each user's weights as the central ones plus factors (see `chain`).
+
+After t steps a weight matrix of a user is W_0 - G' A, where the rows of A are the inputs that the layer has seen and
+the rows of G the gradients at its output, times the local rate. Nothing else is ever needed of it:
+
+    forward    a W' = a W_0' - (a A') G            backward    g W = g W_0 - (g G') A
+    FedProx    theta - theta_t = -G' A, so a step scales the rows that are there by 1 - eta mu
+    norm       ||G' A||^2 = sum of (G G') * (A A') entry by entry
+    sum        sum_k factor_k G_k' A_k is one product of matrices over all examples of all users
+
+A bias is the weight of an input that is always 1. This is exact: `PlainTrainer` is the reference, and draws the same
+batches. Users of a part go together if their numbers of examples differ by less than a factor of two; shorter ones are
+padded with examples that count for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from confide.federated.chain import Affine, ChainTask, Ranks
+from confide.federated.local import LocalTraining, batches
+from confide.federated.parameters import Layout
+from confide.federated.task import Task
+from confide.randomness import Addresses
+
+_CHUNK = 112  # numbers that a float32 inner product adds up before double precision takes over
+
+
+class LowRankTrainer:
+    """Trains the users of a part that are worth it."""
+
+    def __init__(self, task: Task, ranks: Ranks, layout: Layout, seed: int) -> None:
+        if not isinstance(task, ChainTask):
+            raise TypeError(f"{task.name} is no chain of linear layers")
+        self.task, self.bulk, self.ranks, self.layout, self.seed = task, task, ranks, layout, seed
+
+    def updates(self, central: Tensor, users: np.ndarray, step: int) -> Iterator[tuple[np.ndarray, LowRankUpdates]]:
+        """Users of about equally many examples together, those with few first."""
+        addresses = Addresses(self.seed, "batches", step)
+        seen = [self._rows(int(user), addresses) for user in users]
+        order = np.argsort([sum(map(len, rows)) for rows in seen], kind="stable")
+        group: list[int] = []
+        for place in order.tolist():
+            if group and sum(map(len, seen[place])) > 2 * sum(map(len, seen[group[0]])):
+                yield users[group], self._train(central, [seen[p] for p in group], step)
+                group = []
+            group.append(place)
+        if group:
+            yield users[group], self._train(central, [seen[p] for p in group], step)
+
+    def _rows(self, user: int, addresses: Addresses) -> list[np.ndarray]:
+        """The examples of each local step, drawn as `PlainTrainer` does."""
+        draw, own, seen = addresses.at(user), self.bulk.rows(user), []
+        for chosen in batches(self.task, self.ranks.local, user, draw):
+            seen.append(own if chosen is None else own[chosen])
+            if self.ranks.chain.draws is not None:
+                self.ranks.chain.draws(draw)
+        return seen
+
+    @torch.no_grad()
+    def _train(self, central: Tensor, seen: list[list[np.ndarray]], step: int) -> LowRankUpdates:
+        steps, most = max(map(len, seen)), max(len(rows) for own in seen for rows in own)
+        places = np.empty((len(seen), steps, most), dtype=np.int64)
+        shares = np.zeros(places.shape)
+        for user, own in enumerate(seen):
+            places[user] = own[0][0]
+            for number, rows in enumerate(own):
+                places[user, number, : len(rows)] = rows
+                shares[user, number, : len(rows)] = 1.0 / len(rows)
+        inputs, labels = self.bulk.inputs(places.reshape(-1))
+        examples = Examples(
+            inputs.to(central.dtype).view(len(seen), steps * most, -1),
+            labels.view(len(seen), steps * most),
+            torch.from_numpy(shares.reshape(len(seen), -1)).to(central.dtype),
+            steps,
+        )
+        local = self.ranks.local
+        return train(self.ranks.chain.layers, self.layout, central, examples, local, local.rate(step))
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What some users' steps see, one step after the other."""
+
+    inputs: Tensor  # (users, rows, wide)
+    labels: Tensor  # (users, rows)
+    shares: Tensor  # (users, rows) 1 / examples of the batch; 0 where an example only fills the place
+    steps: int
+
+
+class _Layer:
+    """One layer of all users: the central tensors, and the factors as far as the steps have come."""
+
+    def __init__(self, layer: Affine, central: Mapping[str, Tensor], users: int, rows: int) -> None:
+        self.layer, self.weight = layer, central[layer.weight]
+        self.bias = None if layer.bias is None else central[layer.bias]
+        out, wide = self.weight.shape
+        self.inputs = self.weight.new_empty(users, rows, wide)  # A
+        self.gradients = self.weight.new_zeros(users, rows, out)  # G
+        self.gram = torch.zeros(users, rows, rows, dtype=torch.float64)  # A A'
+
+    def see(self, inputs: Tensor, begin: int) -> None:
+        """Take in the inputs of the rows from `begin` on."""
+        end = begin + inputs.shape[1]
+        self.inputs[:, begin:end] = inputs
+        products = inner_products(inputs, self.inputs[:, :end])
+        self.gram[:, begin:end, :end] = products
+        self.gram[:, :begin, begin:end] = products[:, :, :begin].transpose(1, 2)
+
+    def forward(self, begin: int, end: int, central: Tensor) -> Tensor:
+        """Outputs of these rows, where `central` is what the central model makes of them."""
+        if begin:
+            kernel = self.gram[:, begin:end, :begin].to(central.dtype)
+            kernel = kernel if self.bias is None else kernel + 1.0
+            central = torch.baddbmm(central, kernel, self.gradients[:, :begin], alpha=-1.0)
+        if self.layer.activation == "relu":
+            return torch.relu(central)
+        return torch.tanh(central) if self.layer.activation == "tanh" else central
+
+    def central_output(self, inputs: Tensor) -> Tensor:
+        return functional.linear(inputs, self.weight, self.bias)
+
+    def backward(self, gradient: Tensor, begin: int) -> Tensor:
+        """From the gradient at this layer's output to the one at its input."""
+        past = self.gradients[:, :begin]
+        back = gradient @ self.weight
+        if begin:
+            back = torch.baddbmm(back, torch.bmm(gradient, past.transpose(1, 2)), self.inputs[:, :begin], alpha=-1.0)
+        return back
+
+    def squares(self, coefficients: Tensor) -> Tensor:
+        """Of each user, the squared norm of coefficients' A over weight and bias, without care for rounding."""
+        rows = coefficients.shape[1]
+        products = torch.bmm(coefficients, coefficients.transpose(1, 2))
+        found = (products * self.gram[:, :rows, :rows].to(products.dtype)).sum(dim=(1, 2))
+        return found if self.bias is None else found + coefficients.sum(dim=1).square().sum(dim=1)
+
+
+def train(
+    chain: tuple[Affine, ...], layout: Layout, central: Tensor, examples: Examples, local: LocalTraining, rate: float
+) -> LowRankUpdates:
+    """All local steps of all users."""
+    users, rows, _ = examples.inputs.shape
+    layers = [_Layer(layer, layout.views(central), users, rows) for layer in chain]
+    layers[0].inputs = examples.inputs
+    layers[0].gram = inner_products(examples.inputs, examples.inputs)
+    first = layers[0].central_output(examples.inputs)
+    losses = torch.zeros(users, dtype=torch.float64)
+    batch = rows // examples.steps
+    for begin in range(0, rows, batch):
+        end = begin + batch
+        outputs = [layers[0].forward(begin, end, first[:, begin:end])]
+        for layer in layers[1:]:
+            layer.see(outputs[-1], begin)
+            outputs.append(layer.forward(begin, end, layer.central_output(outputs[-1])))
+        shares, labels = examples.shares[:, begin:end, None], examples.labels[:, begin:end, None]
+        log_shares = torch.log_softmax(outputs[-1], dim=-1)
+        if begin == 0:
+            losses = -(log_shares.gather(2, labels) * shares).double().sum(dim=(1, 2))
+        gradient = log_shares.exp_()
+        gradient.scatter_add_(2, labels, gradient.new_full((1, 1, 1), -1.0).expand(labels.shape)).mul_(shares)
+        gradients = _backward(layers, outputs, gradient, begin)
+        _step(layers, gradients, begin, shares.sum(dim=1), local, rate)
+    scale = 1.0 / rate if local.divide_by_learning_rate else 1.0
+    return LowRankUpdates(layout, chain, [(each.gradients.mul_(scale), each.inputs) for each in layers],
+                          _norms(layout, layers), losses)  # fmt: skip
+
+
+def _backward(layers: list[_Layer], outputs: list[Tensor], gradient: Tensor, begin: int) -> list[Tensor]:
+    """The gradient at the output of every layer, before its activation."""
+    gradients = [gradient]
+    for index in range(len(layers) - 1, 0, -1):
+        gradient, below = layers[index].backward(gradient, begin), outputs[index - 1]
+        if layers[index - 1].layer.activation == "relu":
+            gradient.mul_(below > 0)
+        elif layers[index - 1].layer.activation == "tanh":
+            gradient.mul_(1.0 - below.square())
+        gradients.append(gradient)
+    return gradients[::-1]
+
+
+def _step(
+    layers: list[_Layer], gradients: list[Tensor], begin: int, active: Tensor, local: LocalTraining, rate: float
+) -> None:
+    """theta -= eta c (gradient + mu (theta - theta_0)), for those users who have a batch left."""
+    shrink = torch.ones_like(active)[:, :, None]  # (users, 1, 1)
+    if local.gradient_clip is not None:
+        squares = torch.zeros(len(active), dtype=active.dtype)
+        for layer, gradient in zip(layers, gradients, strict=True):
+            past = layer.gradients[:, :begin] * -local.proximal
+            squares += layer.squares(torch.cat([past, gradient], dim=1))
+        lengths = squares.clamp(min=0.0).sqrt().clamp(min=1e-30)
+        shrink = torch.clamp(local.gradient_clip / lengths, max=1.0)[:, None, None]
+    for layer, gradient in zip(layers, gradients, strict=True):
+        if local.proximal and begin:
+            layer.gradients[:, :begin] *= 1.0 - rate * local.proximal * shrink * (active > 0)[:, :, None]
+        layer.gradients[:, begin : begin + gradient.shape[1]] = gradient.mul_(rate * shrink)
+
+
+@dataclass
+class LowRankUpdates:
+    """Updates of many users: of layer l and user k, delta_W = G_lk' A_lk and delta_b = G_lk' 1."""
+
+    layout: Layout
+    chain: tuple[Affine, ...]
+    factors: list[tuple[Tensor, Tensor]]  # of each layer: G (users, rows, out) and A (users, rows, wide)
+    norms: Tensor
+    losses: Tensor
+
+    def weighted_sum(self, factors: Tensor, into: Tensor) -> None:
+        total, column = self.layout.views(into), {name: i for i, name in enumerate(self.layout.names)}
+        used = (factors != 0).any(dim=1)
+        everybody = bool(used.all())
+        for layer, (gradients, inputs) in zip(self.chain, self.factors, strict=True):
+            own = factors
+            if not everybody:  # 0 times a value that is not finite would not be zero
+                gradients, inputs, own = gradients[used], inputs[used], factors[used]
+            if layer.bias is not None:
+                summed = gradients.sum(dim=1).double() * own[:, column[layer.bias], None]
+                total[layer.bias].add_(summed.sum(dim=0).to(into.dtype))
+            scaled = (gradients.double() * own[:, column[layer.weight], None, None]).to(gradients.dtype)
+            total[layer.weight].addmm_(scaled.flatten(0, 1).T, inputs.flatten(0, 1))
+
+
+def inner_products(one: Tensor, other: Tensor) -> Tensor:
+    """Of each user, all inner products of the rows of one with the rows of the other, in double precision.
+
+    Float32 multiplies and adds up `_CHUNK` numbers at a time, which is several times faster than double precision
+    throughout; so an entry is off by at most `_CHUNK` 2^-24 times the lengths of its two rows.
+    """  # (users, p, wide), (users, q, wide) -> (users, p, q)
+    if one.dtype == torch.float64 or one.shape[2] <= _CHUNK:
+        return torch.bmm(one, other.transpose(1, 2)).double()
+    pairs = zip(torch.split(one, _CHUNK, dim=2), torch.split(other, _CHUNK, dim=2), strict=True)
+    return torch.stack([torch.bmm(a, b.transpose(1, 2)) for a, b in pairs]).sum(dim=0, dtype=torch.float64)
+
+
+def _norms(layout: Layout, layers: list[_Layer]) -> Tensor:
+    """Norms of all users' tensors, never smaller than those of what `weighted_sum` adds."""  # (users, tensors)
+    columns: dict[str, Tensor] = {}
+    for each in layers:
+        eps = torch.finfo(each.gradients.dtype).eps
+        products, gram, rows = inner_products(each.gradients, each.gradients), each.gram, each.gram.shape[1]
+        length = torch.diagonal(products, dim1=1, dim2=2).sqrt()  # (users, rows) of G's rows
+        reach = torch.diagonal(gram, dim1=1, dim2=2).sqrt()  # of A's rows
+        # What rounding can have taken away from the products: twice the usual bound, as eps is 2^-23.
+        off = _CHUNK * eps
+        doubt = off * (products.abs() * _outer(reach) + gram.abs() * _outer(length) + off * _outer(reach * length))
+        squared = (products * gram + doubt).sum(dim=(1, 2)).clamp(min=0.0)
+        columns[each.layer.weight] = squared.sqrt() + (rows + 4) * eps * (length * reach).sum(dim=1)
+        if each.layer.bias is not None:
+            of_bias = each.gradients.double().sum(dim=1).norm(dim=1)
+            columns[each.layer.bias] = of_bias + (rows + 4) * eps * length.sum(dim=1)
+    return torch.stack([columns[name] for name in layout.names], dim=1)
+
+
+def _outer(values: Tensor) -> Tensor:
+    return values[:, :, None] * values[:, None, :]
