@@ -6,7 +6,9 @@ For retrieval: tiny models of both kinds, made on the spot, the real ones where 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -72,17 +74,16 @@ def contents() -> Callable[[Path], dict[str, str]]:
 
 @contextmanager
 def _without_figures() -> Iterator[None]:
-    from confide.report import page
+    from confide.report import headline
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(page, "draw_run", lambda *_: [])
-        patch.setattr(page, "draw_layers", lambda *_: [])
+        patch.setattr(headline, "enough", lambda _: "left out")
         yield
 
 
 @pytest.fixture
 def no_figures() -> Iterator[None]:
-    """Leave out what takes nine tenths of a short run's time."""
+    """Leave out what takes most of a short run's time: the search for the population that its page names."""
     with _without_figures():
         yield
 
@@ -220,3 +221,41 @@ def minilm() -> str:
     except UserError as error:
         pytest.skip(f"the encoder minilm is not installed and could not be fetched: {error}")
     return "minilm"
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Debian's chromium without a window, driven by selenium, with every request on record."""
+    selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed: pip install selenium")
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("chromium or chromedriver is missing: apt-get install chromium chromium-driver")
+    options = selenium.ChromeOptions()
+    options.binary_location = chromium
+    for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"):
+        options.add_argument(word)
+    # A microphone that hums, and nobody to ask whether it may be used.
+    options.add_argument("--use-fake-device-for-media-stream")
+    options.add_argument("--use-fake-ui-for-media-stream")
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+    from selenium.webdriver.chrome.service import Service
+
+    started = selenium.Chrome(options=options, service=Service(driver))
+    try:
+        yield started
+    finally:
+        started.quit()
+
+
+@pytest.fixture
+def requested(browser: Any) -> Callable[[], list[str]]:
+    """Addresses that the browser asked for since the test began or since the last call, data: ones left out."""
+    browser.get("about:blank")
+    browser.get_log("performance")
+
+    def read() -> list[str]:
+        messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+        sent = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+        return [url for url in sent if not url.startswith(("data:", "blob:", "about:"))]
+
+    return read

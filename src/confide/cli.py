@@ -12,7 +12,14 @@ from typing import Annotated, Any
 
 import typer
 
-from confide import corpus_commands, encoder_commands, plan_commands, retrieval_commands, speech_commands
+from confide import (
+    corpus_commands,
+    encoder_commands,
+    plan_commands,
+    report_commands,
+    retrieval_commands,
+    speech_commands,
+)
 from confide.engines.ranks import LostRank, Place, dismiss, place
 from confide.errors import Stopped, UserError
 
@@ -174,17 +181,6 @@ def audit(
 
 
 @app.command()
-def report(run: Folder) -> None:
-    """Draw the figures and the page of a run again."""
-    from confide import folder
-    from confide.report.page import write_report
-
-    print(
-        write_report(run, folder.held_recipe(run), folder.summary_of(run) if (run / folder.SUMMARY).exists() else None)
-    )
-
-
-@app.command()
 def reproduce(
     what: Annotated[
         str,
@@ -269,6 +265,7 @@ def recipe_schema() -> None:
     _print_json(schema())
 
 
+report_commands.mount(app)
 speech_commands.mount(app)
 retrieval_commands.mount(app)
 

@@ -1,9 +1,9 @@
 """The folder of a run: what is in it, and how a run is started, stopped and taken up again.
 
 recipe.yaml (resolved), checkpoint.safetensors, ledger.jsonl, metrics.jsonl, layers.jsonl (norms of each tensor, where
-the model was evaluated), events.* (TensorBoard), and at the end model.safetensors, summary.json, figures/*.png and
-report.html. Nothing that is there is ever overwritten by another
-run, and one process at a time works in it.
+the model was evaluated), times.jsonl (seconds of each part of a step), events.* (TensorBoard), and at the end
+model.safetensors, scores.json (how each test item was answered), summary.json and report.html. Nothing that is there is
+ever overwritten by another run, and one process at a time works in it.
 """
 
 from __future__ import annotations
@@ -13,27 +13,33 @@ import json
 import math
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+import torch
 import yaml
+from torch import Tensor
 
 from confide import checkpoint, recipe
 from confide.checkpoint import State
 from confide.engines.ranks import LostRank, Place
 from confide.errors import Stopped, UserError
+from confide.federated import items
+from confide.federated.items import Items
+from confide.federated.task import Task
 from confide.files import write_atomically
 from confide.privacy import accountant, ledger
 from confide.privacy.ledger import Ledger
 from confide.progress import Reporter, stop_on_signal
 from confide.recipe import Recipe
-from confide.run import Loop, Record, make_loop, mean_of_recent
+from confide.run import Loop, Record, make_loop, mean_of_recent, surroundings
 
 _CHANGED = "{} was changed after the run began; nothing was done. Put it back, or start another run"
 RECIPE, METRICS, SUMMARY, MODEL = "recipe.yaml", "metrics.jsonl", "summary.json", "model.safetensors"
-LAYERS = "layers.jsonl"
+LAYERS, TIMES = "layers.jsonl", "times.jsonl"
 
 
 def train(
@@ -96,6 +102,10 @@ def summary_of(folder: Path) -> dict[str, Any]:
     return summary
 
 
+def summary_if_finished(folder: Path) -> dict[str, Any] | None:
+    return summary_of(folder) if (folder / SUMMARY).exists() else None
+
+
 def check_ledger(folder: Path) -> dict[str, Any]:
     """Recompute what was spent from the ledger alone, and hold it against what the rest of the folder says."""
     book = Ledger.read(folder / ledger.FILE)
@@ -145,16 +155,24 @@ def _check_tail(folder: Path, book: Ledger, count: int, head: str) -> None:
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"another process is working in {folder}; wait for it or stop it first") from None
+        if not any(_locked(lock, wait) for wait in (0, 0.05, 0.2)):
+            raise UserError(f"another process is working in {folder}; wait for it or stop it first")
         try:
             yield
         except OSError as error:
             # A write that fails does not say where; the message should.
             error.filename = error.filename or str(folder)
             raise
+
+
+def _locked(lock: TextIO, wait: float) -> bool:
+    """Whether the lock could be had, after a while: who only looks at a run holds it for microseconds."""
+    time.sleep(wait)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _open_ledger(folder: Path, wanted: Recipe, header: dict[str, Any]) -> Ledger:
@@ -194,10 +212,12 @@ def _go_on(folder: Path, loop: Loop, state: State, quiet: bool) -> dict[str, Any
     _save(folder, loop, state)
     _cut_metrics(folder / METRICS, state.step)
     _cut_metrics(folder / LAYERS, state.step)
+    _cut_metrics(folder / TIMES, state.step)
     with (
         _events(folder, state.step + 1) as board,
         (folder / METRICS).open("a") as metrics,
         (folder / LAYERS).open("a") as layers,
+        (folder / TIMES).open("a") as times,
         Reporter(loop.task.name, steps, state.step, quiet) as reporter,
         stop_on_signal() as stop,
     ):
@@ -207,19 +227,23 @@ def _go_on(folder: Path, loop: Loop, state: State, quiet: bool) -> dict[str, Any
         while state.step < steps:
             record = loop.step(state)
             record["epsilon"] = finite(loop.plan.epsilon_so_far(loop.charges))
+            spent = {"step": state.step, **record.pop("times")}
             if loop.wants_evaluation(state):
+                began = time.perf_counter()
                 record["evaluation"] = loop.evaluate(state)
+                spent["evaluate"] = time.perf_counter() - began
                 note = f"{loop.task.metric} {record['evaluation'][loop.task.metric]:.4g}"
             if "layers" in record:
                 _write_line(layers, record.pop("layers"))
             _write_record(metrics, board, record)
+            _write_line(times, {name: round(seconds, 5) for name, seconds in spent.items()})
             reporter.advance(f"{note} {_epsilon_text(record['epsilon'])}".strip())
             if state.step % every == 0 or stop.asked:
-                _sync(metrics, layers)
+                _sync(metrics, layers, times)
                 _save(folder, loop, state)
             if stop.asked and state.step < steps:
                 raise Stopped(f"stopped after step {state.step} of {steps}; go on with `confide resume {folder}`")
-        _sync(metrics, layers)
+        _sync(metrics, layers, times)
     _save(folder, loop, state)
     return _finish(folder, loop, state)
 
@@ -258,9 +282,13 @@ def _finish(folder: Path, loop: Loop, state: State) -> dict[str, Any]:
     model = loop.layout.views(loop.final_model(state))
     write_atomically(folder / MODEL, serialise({n: t.contiguous() for n, t in model.items()}))
     spent = check_ledger(folder)
+    metrics, found = scored(loop.task, model)
+    if found is not None:
+        items.write(folder, found)
     summary: dict[str, Any] = {
         "task": loop.task.name,
-        "metrics": _json_safe(loop.task.evaluate(model)),
+        "metric": loop.task.metric,
+        "metrics": _json_safe(metrics),
         "metrics_mean_of_last": _json_safe(mean_of_recent(state)),
         "epsilon": spent["epsilon"],
         "delta": spent["delta"],
@@ -281,10 +309,18 @@ def _finish(folder: Path, loop: Loop, state: State) -> dict[str, Any]:
         "seed": loop.recipe.run.seed,
         "recipe": loop.recipe.digest,
         "ledger_head": spent["last_hash"],
+        "environment": surroundings(),
     }
     write_report(folder, loop.recipe, summary)
     write_atomically(folder / SUMMARY, (json.dumps(summary, indent=2, allow_nan=False) + "\n").encode())
     return summary
+
+
+def scored(task: Task, model: dict[str, Tensor]) -> tuple[dict[str, float], Items | None]:
+    """A model's evaluation, and how each test item was answered where the task has test items."""
+    with torch.no_grad():
+        found: tuple[dict[str, float], Items] | None = task.scored(model) if hasattr(task, "scored") else None
+        return found or (task.evaluate(model), None)
 
 
 def _cut_metrics(path: Path, step: int) -> None:

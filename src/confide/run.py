@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import platform
 import time
 from collections.abc import Callable
@@ -77,6 +78,7 @@ class Loop:
         cohort = self.plan.cohort(t)
         bound = self.bounder.at(state.bounds).sensitivity
         tally = self.engine.train(state.parameters, cohort, t, self.total, state.bounds)
+        trained = time.perf_counter()
         self.total.div_(self.plan.rate)  # the expected cohort's share, never the realised one's
         event = self.plan.event_at(bound)
         attempt = self.ledger.record(t, event, environment(), self.plan.source.repeatable)
@@ -84,6 +86,7 @@ class Loop:
         layers = self._layers(state, tally) if self._is_evaluated(t + 1) else None
         noise = self.plan.release(self.total, event, cohort, t, attempt, state.noise)
         self._adapt(state, tally, event, attempt)
+        released = time.perf_counter()
         self._keep_iterate(state)
         if not self._move(state) or not bool(torch.isfinite(state.parameters).all()):
             raise Diverged(
@@ -91,8 +94,10 @@ class Loop:
                 "Lower central.learning_rate or local.learning_rate, or bound the updates"
             )
         state.step += 1
-        state.seconds += time.perf_counter() - began
+        moved_at = time.perf_counter()
+        state.seconds += moved_at - began
         record = _record(state, tally, signal, noise, self.recipe.local.rate(t)) | {"bound": bound}
+        record["times"] = {"train": trained - began, "release": released - trained, "move": moved_at - released}
         if layers is not None:
             record["layers"] = layers | ({} if noise is None else {"noise": self._layer_noise(noise)})
         return record
@@ -247,6 +252,22 @@ def mean_of_recent(state: State) -> dict[str, float]:
     if not state.recent:
         return {}
     return {name: sum(r[name] for r in state.recent) / len(state.recent) for name in state.recent[0]}
+
+
+def surroundings() -> dict[str, str]:
+    """Versions and machine, for people who want to run it again."""
+    from importlib.metadata import version
+
+    return {
+        "confide": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "dp-accounting": version("dp-accounting"),
+        "system": platform.platform(),
+        "processor": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} cores",
+        "key": environment(),
+    }
 
 
 def environment() -> str:

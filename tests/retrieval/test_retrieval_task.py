@@ -128,6 +128,9 @@ def test_evaluation_says_what_the_ranks_say(task: Callable[..., Retrieval]) -> N
     ranks = ranks_from_scores(head.forward(made.settings.head, start, hidden), torch.from_numpy(labels))
     scores = summarise(ranks, labels, list("abcdef"), 2, DRAW)
     found = made.evaluate(start)
+    items = made.scored(start)[1]
+    assert items.value == pytest.approx(found["accuracy"])
+    assert len(items.counts) == len(made.corpus.test)
     assert found["accuracy"] == scores.top_1
     assert (found["top_k"], found["mrr"], found["ndcg10"]) == pytest.approx((scores.top_k, scores.mrr, scores.ndcg_10))
     assert next(iter(found)) == made.metric

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from confide import folder
 from confide.errors import Stopped, UserError
+from confide.federated import items
 from confide.federated.local import LocalTraining, PlainTrainer, Updates
 from confide.federated.parameters import Layout, flatten
 from confide.randomness import generator
@@ -312,6 +313,24 @@ def test_a_pool_of_one_step_follows_the_gradient_of_all_utterances(place: Path) 
 
 
 # Bad input
+
+
+def test_the_scores_of_each_utterance_add_up_to_the_error_rate(place: Path, finished: Path) -> None:
+    found, task = items.read(finished), speech(place)
+    assert found is not None
+    assert found.value == pytest.approx(folder.summary_of(finished)["metrics"]["wer"])
+    assert found.names == tuple(sorted(task.test.speakers))
+    assert len(found.counts) == task.test.examples.sum()
+    scores, _ = task.heard(load_file(finished / folder.MODEL), task.test)
+    assert {name: value / 100 for name, value, _, _ in found.table()} == pytest.approx(scores.of_speaker)
+
+
+def test_another_test_corpus_has_another_name(place: Path, finished: Path) -> None:
+    found, start = items.read(finished), speech(place).initial_parameters()
+    assert found is not None
+    assert speech(place).scored(start)[1].test == found.test
+    other = speech(place, test=voices(place, "test", 3)).scored(start)[1]
+    assert other.test != found.test
 
 
 @pytest.fixture(scope="module")

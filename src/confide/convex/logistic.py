@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from confide.convex import datasets
+from confide.federated.items import Items, digest
 from confide.federated.local import LocalTraining, Updates
 from confide.federated.parameters import Layout
 from confide.randomness import generator
@@ -77,12 +78,20 @@ class LogisticRegression:
         return functional.cross_entropy(logits, labels) + 0.5 * self.l2 * size
 
     def evaluate(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
+        return self.scored(parameters)[0]
+
+    def scored(self, parameters: Mapping[str, Tensor]) -> tuple[dict[str, float], Items]:
+        """The evaluation, and which examples are right."""
+        labels = self.data.test_labels
         logits = functional.linear(self.data.test_features, parameters["weight"], parameters["bias"])
-        right = (logits.argmax(dim=1) == self.data.test_labels).double().mean()
-        return {
-            "accuracy": float(right),
-            "test_loss": float(functional.cross_entropy(logits, self.data.test_labels)),
-        }
+        right = (logits.argmax(dim=1) == labels).double()
+        metrics = {"accuracy": float(right.mean()), "test_loss": float(functional.cross_entropy(logits, labels))}
+        held = (self.data.test_features.contiguous().numpy().tobytes(), labels.numpy().tobytes())
+        items = Items(
+            "accuracy", "higher", 1.0, "class", False, tuple(map(str, range(self.data.classes))), labels.numpy(),
+            right.numpy(), np.ones(len(labels)), digest(held),
+        )  # fmt: skip
+        return metrics, items
 
     def users_at_once(self, local: LocalTraining) -> int:
         mini = local.batch_size is not None and local.batch_size < self.held.shape[1]

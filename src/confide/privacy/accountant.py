@@ -110,6 +110,12 @@ def _epsilon(counts: tuple[tuple[_Key, int], ...], delta: float, accountant: Acc
     return min(found, renyi.epsilon([(rate, z, count) for (_, _, _, rate, z), count in counts], delta))
 
 
+def rough_epsilon(event: Event, count: int, delta: float) -> float:
+    """An upper bound for so many equal releases, loose, in milliseconds: where to begin a search."""
+    key = (event.sampler, event.cohort, event.population, event.rate, event.noise_multiplier)
+    return _rough_epsilon(((key, count),), delta)
+
+
 def _interval(counts: tuple[tuple[_Key, int], ...], delta: float) -> float | None:
     """Width of PLD's grid of losses. The bound holds at any width: a wide grid is quick, but loose.
 

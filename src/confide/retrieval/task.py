@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from confide.errors import UserError
+from confide.federated.items import Items, digest, grouped
 from confide.federated.local import LocalTraining
 from confide.randomness import generator
 from confide.retrieval.corpora import read_data
@@ -101,14 +102,25 @@ class Retrieval:
 
     def evaluate(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
         """Shares of the test queries, and the mean loss."""
+        return self.scored(parameters)[0]
+
+    def scored(self, parameters: Mapping[str, Tensor]) -> tuple[dict[str, float], Items]:
+        """The evaluation, and which queries find their document first."""
         ranks, loss = self.ranked(parameters)
-        return {
+        metrics = {
             "accuracy": float((ranks == 1).mean()),
             "top_k": float((ranks <= self.settings.k).mean()),
             "mrr": float(reciprocal(ranks).mean()),
             "ndcg10": float(ndcg(ranks).mean()),
             "test_loss": loss,
         }
+        test, names = self.corpus.test, [document.id for document in self.corpus.documents]
+        present, places = grouped([names[label] for label in test.labels])
+        items = Items(
+            "accuracy", "higher", 1.0, "document", False, present, places, (ranks == 1).astype(np.float64),
+            np.ones(len(ranks)), digest([*names, *test.texts, test.labels.tobytes()]),
+        )  # fmt: skip
+        return metrics, items
 
     @torch.no_grad()
     def ranked(self, parameters: Mapping[str, Tensor]) -> tuple[np.ndarray, float]:

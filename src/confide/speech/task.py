@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from confide.errors import UserError
+from confide.federated.items import Items, digest, grouped
 from confide.federated.local import LocalTraining
 from confide.randomness import generator
 from confide.speech import model
@@ -27,7 +28,7 @@ from confide.speech.augment import augment
 from confide.speech.corpora import read_corpus
 from confide.speech.corpus import Corpus, Skipped, counted
 from confide.speech.decode import greedy
-from confide.speech.scores import Scores, score
+from confide.speech.scores import Scores, error_counts, score
 from confide.speech.settings import SpeechSettings
 from confide.speech.store import FeatureStore, open_store
 from confide.speech.tokens import BOUNDARY, Tokens
@@ -116,12 +117,31 @@ class Speech:
         return model.ctc_loss(logits, out_lengths, targets, sizes)
 
     def evaluate(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
-        found, loss = self.heard(parameters, self.test)
-        return {"wer": 100 * found.wer.value, "cer": 100 * found.cer.value, "test_loss": loss}
+        return _metrics(*self.heard(parameters, self.test))
 
-    @torch.no_grad()
+    def scored(self, parameters: Mapping[str, Tensor]) -> tuple[dict[str, float], Items]:
+        """The evaluation, and the errors in each utterance."""
+        references, hypotheses, speakers, loss = self._decoded(parameters, self.test)
+        found = score(references, hypotheses, speakers, generator(self.seed, "bootstrap"))
+        errors = error_counts(references, hypotheses, characters=False).astype(np.float64)  # (utterances, 2)
+        names, places = grouped(speakers)
+        which = self.settings.test.model_dump_json(exclude={"cache", "folder"})
+        items = Items(
+            "wer", "lower", 100.0, "speaker", True, names, places, errors[:, 0], errors[:, 1],
+            digest([which, *speakers, *references]),
+        )  # fmt: skip
+        return _metrics(found, loss), items
+
     def heard(self, parameters: Mapping[str, Tensor], store: FeatureStore) -> tuple[Scores, float]:
         """Greedy decoding of a whole store: error rates in shares, and the mean loss."""
+        references, hypotheses, speakers, loss = self._decoded(parameters, store)
+        return score(references, hypotheses, speakers, generator(self.seed, "bootstrap")), loss
+
+    @torch.no_grad()
+    def _decoded(
+        self, parameters: Mapping[str, Tensor], store: FeatureStore
+    ) -> tuple[list[str], list[str], list[str], float]:
+        """References, hypotheses and speakers, one entry per utterance, and the mean loss."""
         references, hypotheses, speakers, losses = [], [], [], []
         for user, places in _batches(store):
             padded, lengths = _padded(store.features(user, places))
@@ -134,8 +154,7 @@ class Speech:
             sizes = torch.tensor([len(label) for label in labels])
             targets = torch.nn.utils.rnn.pad_sequence(labels, True, BOUNDARY)
             losses.append(float(model.ctc_loss(logits, out_lengths, targets, sizes)) * len(places))
-        found = score(references, hypotheses, speakers, generator(self.seed, "bootstrap"))
-        return found, sum(losses) / len(references)
+        return references, hypotheses, speakers, sum(losses) / len(references)
 
     def users_at_once(self, local: LocalTraining) -> int:
         return 0
@@ -164,6 +183,10 @@ def load_start(path: Path, fresh: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 "the starting model and task.model have to be of one kind, size and language"
             )
     return {name: found[name].to(tensor.dtype) for name, tensor in fresh.items()}
+
+
+def _metrics(found: Scores, loss: float) -> dict[str, float]:
+    return {"wer": 100 * found.wer.value, "cer": 100 * found.cer.value, "test_loss": loss}
 
 
 def _pooled(store: FeatureStore, users: int, seed: int) -> list[Pooled]:

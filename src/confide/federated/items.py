@@ -1,0 +1,125 @@
+"""How each test item was answered: what intervals, comparisons and tables by speaker or class are made of.
+
+A metric is scale * sum(counts) / sum(sizes): errors over words for a word error rate, right answers over queries for an
+accuracy. `test` names the test set by its content, so that runs on different ones are never compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from confide.errors import UserError
+from confide.files import write_atomically
+
+FILE = "scores.json"
+
+
+@dataclass(frozen=True)
+class Items:
+    """One entry per test item."""
+
+    metric: str
+    better: Literal["higher", "lower"]
+    scale: float
+    """1 for a share, 100 where the metric is in percent."""
+    group: str
+    """What the groups are: speaker, class, document."""
+    clustered: bool
+    """Items of a group resemble each other, so that groups are what is drawn at random; else the items are."""
+    names: tuple[str, ...]  # of the groups
+    groups: np.ndarray  # (items,) int64, places in names
+    counts: np.ndarray  # (items,) float64
+    sizes: np.ndarray  # (items,) float64
+    test: str
+
+    def __post_init__(self) -> None:
+        if not len(self.groups) == len(self.counts) == len(self.sizes) > 0:
+            raise UserError(f"{len(self.groups)} groups for {len(self.counts)} items; expected one each, at least one")
+
+    @property
+    def groups_called(self) -> str:
+        return f"{self.group}es" if self.group.endswith("s") else f"{self.group}s"
+
+    @property
+    def value(self) -> float:
+        return float(self.scale * self.counts.sum() / self.sizes.sum())
+
+    def sums(self, by: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Counts and sizes summed over the items that share a number in `by`."""
+        return np.bincount(by, weights=self.counts), np.bincount(by, weights=self.sizes)
+
+    @property
+    def drawn(self) -> np.ndarray:
+        """To which unit of the bootstrap each item belongs: its group where those are what is drawn.
+
+        With a single group its items are drawn: there is nothing else to draw.
+        """
+        return self.groups if self.clustered and len(self.names) > 1 else np.arange(len(self.counts))
+
+    def table(self) -> list[tuple[str, float, int, float]]:
+        """Of each group: name, metric, items and size, the worst first. Groups of size 0 have no metric."""
+        counts, sizes = self.sums(self.groups)
+        items = np.bincount(self.groups, minlength=len(self.names))
+        rows = [
+            (self.names[i], float(self.scale * counts[i] / sizes[i]), int(items[i]), float(sizes[i]))
+            for i in range(len(counts))
+            if sizes[i]
+        ]
+        return sorted(rows, key=lambda row: (row[1] if self.better == "higher" else -row[1], row[0]))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "metric": self.metric, "better": self.better, "scale": self.scale, "group": self.group,
+            "clustered": self.clustered, "test": self.test, "names": list(self.names),
+            "groups": self.groups.tolist(), "counts": _short(self.counts), "sizes": _short(self.sizes),
+        }  # fmt: skip
+
+    @staticmethod
+    def from_json(document: dict[str, Any]) -> Items:
+        return Items(
+            metric=document["metric"], better=document["better"], scale=document["scale"], group=document["group"],
+            clustered=document["clustered"], test=document["test"], names=tuple(document["names"]),
+            groups=np.array(document["groups"], dtype=np.int64),
+            counts=np.array(document["counts"], dtype=np.float64), sizes=np.array(document["sizes"], dtype=np.float64),
+        )  # fmt: skip
+
+
+def grouped(names: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray]:
+    """The different names, and of each entry the place of its name among them."""
+    unique, places = np.unique(np.asarray(names, dtype=np.str_), return_inverse=True)
+    return tuple(map(str, unique)), places.astype(np.int64)
+
+
+def digest(parts: Iterable[str | bytes]) -> str:
+    """A name for a test set: the same for the same content in the same order."""
+    found = hashlib.sha256()
+    for part in parts:
+        raw = part.encode() if isinstance(part, str) else part
+        found.update(len(raw).to_bytes(8, "little") + raw)
+    return found.hexdigest()[:16]
+
+
+def write(folder: Path, items: Items) -> None:
+    write_atomically(folder / FILE, (json.dumps(items.to_json(), separators=(",", ":")) + "\n").encode())
+
+
+def read(folder: Path) -> Items | None:
+    """What a run's folder says about its test items; none where it says nothing."""
+    path = folder / FILE
+    try:
+        return Items.from_json(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is damaged ({error}); remove it and run `confide report {folder}` again") from None
+
+
+def _short(values: np.ndarray) -> list[float]:
+    return [int(v) if float(v).is_integer() else float(v) for v in values.tolist()]

@@ -1,0 +1,154 @@
+"""The page that lays runs side by side."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from confide.federated.items import Items
+from confide.files import write_atomically
+from confide.privacy.accountant import shown
+from confide.report.charts import Chart, Line, number
+from confide.report.page import whole_lines
+from confide.report.sections import MOST_GROUPS
+from confide.report.shell import Cell, document, table
+
+if TYPE_CHECKING:
+    from confide.compare import Compared, Comparison
+
+
+def write_page(path: Path, found: Comparison) -> Path:
+    write_atomically(path, render(found).encode())
+    return path
+
+
+def render(found: Comparison) -> str:
+    title = "Comparison: " + ", ".join(run.name for run in found.runs)
+    notes = "".join(f"<p class=note>{html.escape(note[0].upper() + note[1:])}.</p>" for note in found.notes)
+    body = [
+        f"<h1>{html.escape(title)}</h1>",
+        _runs(found),
+        *_pairs(found),
+        notes,
+        *_recipes(found),
+        "<h2>Curves</h2><div class=charts>",
+        *(chart.svg() for chart in _charts(found)),
+        "</div>",
+        *_groups(found),
+    ]
+    return document(title, body)
+
+
+def _runs(found: Comparison) -> str:
+    ends = [v for run in found.runs for v in (run.interval or ())]
+    low, high = (min(ends), max(ends)) if ends else (0.0, 1.0)
+    rows = []
+    for place, run in enumerate(found.runs):
+        summary = run.summary
+        value = "not finite" if run.value is None else f"{run.value:.4g}"
+        epsilon = "no guarantee" if summary["epsilon"] is None else f"{shown(summary['epsilon'])}"
+        delta = "" if summary["epsilon"] is None else f"{summary['delta']:g}"
+        of = f"{summary['cohort']:,} of {summary['population']:,}"
+        cells = [run.metric, value, _interval_text(run), "", epsilon, delta, of]
+        cells += [f"{summary['steps']:,}", f"{summary['seconds']:.4g}", str(summary["seed"])]
+        drawn = _whisker(run, low, high)
+        inner = "".join(f"<td>{drawn if i == 3 else html.escape(cell)}</td>" for i, cell in enumerate(cells))
+        rows.append(f"<tr class=c{place % 8}><th scope=row>{_dot()}{html.escape(run.name)}</th>{inner}</tr>")
+    heads = ("run", "metric", "value", "95 % interval", "", "epsilon", "delta", "cohort", "steps", "seconds", "seed")
+    top = "".join(f"<th scope=col>{head}</th>" for head in heads)
+    return f"<div class=scroll><table><thead><tr>{top}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+
+
+def _dot() -> str:
+    return "<svg width=12 height=12 aria-hidden=true><circle cx=6 cy=6 r=5 class=bar /></svg> "
+
+
+def _interval_text(run: Compared) -> str:
+    return "" if run.interval is None else f"{run.interval[0]:.4g} to {run.interval[1]:.4g}"
+
+
+def _whisker(run: Compared, low: float, high: float) -> str:
+    """The interval on a scale that all runs share."""
+    if run.interval is None or run.value is None or high <= low:
+        return ""
+    a, b, c = (4 + 132 * (v - low) / (high - low) for v in (*run.interval, run.value))
+    line = f"<line class=whisker x1={a:.1f} x2={b:.1f} y1=8 y2=8 />"
+    return f"<svg width=140 height=16 aria-hidden=true>{line}<circle class=bar cx={c:.1f} cy=8 r=4 /></svg>"
+
+
+def _pairs(found: Comparison) -> list[str]:
+    if not found.pairs:
+        return []
+    rows: list[list[Cell]] = [
+        [
+            found.verdict(pair), (pair.difference.value, f"{pair.difference.value:+.4g}"),
+            (pair.difference.low, f"{pair.difference.low:+.4g} to {pair.difference.high:+.4g}"),
+            (pair.p, f"{pair.p:.3g}"),
+            "real" if pair.real else "not shown to be real",
+        ]
+        for pair in found.pairs
+    ]  # fmt: skip
+    first = found.runs[found.pairs[0].first].items
+    units = "" if first is None else first.groups_called if first.clustered else "test items"
+    return [
+        "<h2>Differences</h2>",
+        f"<p class=soft>Second minus first, paired over the same {html.escape(units)}; real where p, raised for the "
+        f"{len(rows)} pair{'s' if len(rows) > 1 else ''} by Holm's method, is below 0.05 (paired "
+        "randomisation test).</p>",
+        f"<div class=scroll>{table(['verdict', 'difference', '95 % interval', 'p', 'real?'], rows)}</div>",
+    ]
+
+
+def _recipes(found: Comparison) -> list[str]:
+    if not found.recipes:
+        return ["<h2>Recipes</h2><p>The recipes are the same.</p>"]
+    heads = ["setting", *(run.name for run in found.runs)]
+    rows: list[list[Cell]] = [[name, *values] for name, values in found.recipes.items()]
+    return ["<h2>Where the recipes differ</h2>", f"<div class=tall>{table(heads, rows, sortable=False)}</div>"]
+
+
+def _charts(found: Comparison) -> list[Chart]:
+    records = [whole_lines(run.folder / "metrics.jsonl") for run in found.runs]
+
+    def lines(name: str) -> list[Line]:
+        return [
+            Line(run.name, [float(r["step"]) for r in own if r.get(name) is not None],
+                 [r[name] for r in own if r.get(name) is not None], place)
+            for place, (run, own) in enumerate(zip(found.runs, records, strict=True))
+        ]  # fmt: skip
+
+    charts = []
+    for metric in dict.fromkeys(run.metric for run in found.runs):
+        own = []
+        for place, (run, kept) in enumerate(zip(found.runs, records, strict=True)):
+            scored = [r for r in kept if r.get("evaluation", {}).get(metric) is not None]
+            own.append(
+                Line(run.name, [float(r["step"]) for r in scored], [r["evaluation"][metric] for r in scored], place)
+            )
+        charts.append(Chart(metric, "Of the central model on the test set.", own))
+    charts.append(Chart("loss of the cohort", "Mean loss of the users, before they train.", lines("loss")))
+    charts.append(Chart("privacy spent", "Epsilon so far.", lines("epsilon"), log=True))
+    charts.append(Chart("signal-to-noise ratio", "Aggregate over noise.", lines("snr"), log=True))
+    return charts
+
+
+def _groups(found: Comparison) -> list[str]:
+    """Speakers or classes side by side, for the runs that share the first one's test set."""
+    kept: list[tuple[str, Items]] = [(run.name, run.items) for run in found.runs if run.items is not None]
+    if not kept or len(kept[0][1].names) < 2:
+        return []
+    first = kept[0][1]
+    kept = [(name, items) for name, items in kept if items.test == first.test]
+    tables = [{row[0]: row[1] for row in items.table()} for _, items in kept]
+    rows: list[list[Cell]] = [
+        [group, *((own[group], number(own[group])) for own in tables)]
+        for group in list(tables[0])[:MOST_GROUPS]
+        if all(group in own for own in tables)
+    ]
+    heads = [first.group, *(name for name, _ in kept)]
+    return [
+        f"<section><h2>By {html.escape(first.group)}</h2>",
+        f"<p><label>Find <input type=search placeholder='{html.escape(first.group, True)}'></label></p>",
+        f"<div class=tall>{table(heads, rows)}</div></section>",
+    ]

@@ -1,0 +1,145 @@
+"""What a run came to, in three cards: the metric, epsilon with what it means, and how many users it would take.
+
+What epsilon means is said in the form that holds for everyone: whoever sees the model and has to guess, with even odds
+beforehand, whether a given person took part, is right with probability at most (e^epsilon + delta) / (1 + e^epsilon),
+by the definition of differential privacy for two hypotheses of equal weight (Kairouz, Oh and Viswanath 2015).
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from typing import Any
+
+from confide.errors import UserError
+from confide.federated.items import Items
+from confide.privacy.accountant import shown
+from confide.privacy.planner import Point, grown
+from confide.recipe import Recipe
+from confide.report.intervals import interval
+from confide.report.shell import card
+
+TARGET = 10.0
+NAMES = {"wer": "word error rate, %", "accuracy": "accuracy", "suboptimality": "suboptimality"}
+
+
+def headline(recipe: Recipe, summary: dict[str, Any] | None, items: Items | None) -> str:
+    if summary is None:
+        return "<p class=note>This run is not finished. What is below is what it has recorded so far.</p>"
+    cards = [_metric(summary, items), _epsilon(recipe, summary), _population(summary)]
+    return f"<div class=cards>{''.join(cards)}</div>{_promise(recipe, summary)}"
+
+
+def main_metric(summary: dict[str, Any]) -> str:
+    """The one that sums the task up; runs before it was recorded have it first."""
+    return str(summary.get("metric") or next(iter(summary["metrics"])))
+
+
+def guess(epsilon: float, delta: float) -> float:
+    """How often a guess about one person's part in it can be right at best; a coin is right half of the time."""
+    if epsilon > 700:
+        return 1.0
+    return min(1.0, (math.exp(epsilon) + delta) / (1 + math.exp(epsilon)))
+
+
+def meaning(epsilon: float, delta: float) -> str:
+    """Epsilon in one sentence, rounded to the unsafe side."""
+    right = math.ceil(1000 * guess(epsilon, delta)) / 10
+    if right >= 99.95:
+        return (
+            "Whoever sees the model and wants to know whether you took part may be right practically always: this "
+            "protects nobody."
+        )
+    return (
+        f"Whoever sees the model and guesses whether you took part is right at most {right:.4g} % of the time; a coin "
+        "is right 50 %."
+    )
+
+
+def enough(summary: dict[str, Any]) -> Point | str:
+    """Cohort and population that keep epsilon below 10 at the same noise on the average, or why that is not said."""
+    if summary["mechanism"] in ("none", "partial") or summary["epsilon"] is None:
+        return "Without a guarantee there is nothing to extrapolate: no number of users helps where no noise is added."
+    if summary["trust"] != "central":
+        return "With local trust every message has its own noise: more users do not lower epsilon."
+    if summary["mechanism"] != "gaussian" or summary["sampler"] not in ("poisson", "everyone"):
+        how = f"{summary['mechanism']} noise with {summary['sampler']} cohorts"
+        return f"Not extrapolated for {how}; `confide plan` answers for Poisson sampling."
+    try:
+        point = Point(
+            summary["noise_multiplier"], summary["cohort"], summary["population"], summary["steps"], summary["delta"]
+        )
+        return grown(point, TARGET) or "Even 10 billion users would be too few for this noise."
+    except UserError as error:
+        return f"Cannot be extrapolated: {error}"
+
+
+def _metric(summary: dict[str, Any], items: Items | None) -> str:
+    name = main_metric(summary)
+    value = summary["metrics"][name]
+    if value is None:
+        return card(NAMES.get(name, name), "not finite", "The model has diverged.")
+    big = f"{value:.2f}" if name == "wer" else f"{value:.4g}"
+    if items is None:
+        return card(NAMES.get(name, name), big, "How each test item was answered is not on record: no interval.")
+    low, high = interval(items)
+    units = len(set(items.drawn.tolist()))
+    what = items.groups_called if items.clustered and len(items.names) > 1 else "test items"
+    return card(
+        NAMES.get(name, name), big,
+        f"95 % interval {low:.4g} to {high:.4g}, from drawing the {units:,} {html.escape(what)} of the test set again; "
+        f"{items.better} is better.",
+    )  # fmt: skip
+
+
+def _epsilon(recipe: Recipe, summary: dict[str, Any]) -> str:
+    if summary["epsilon"] is None:
+        why = "No noise was added." if recipe.privacy.mechanism == "none" else "This kind of noise buys no guarantee."
+        return card("privacy spent: epsilon", "no guarantee", f"{why} The model may give its users away.")
+    big = shown(summary["epsilon"])
+    return card(
+        "privacy spent: epsilon", big, f"at delta {summary['delta']:g}", meaning(summary["epsilon"], summary["delta"])
+    )
+
+
+def _population(summary: dict[str, Any]) -> str:
+    found = enough(summary)
+    label = f"users needed for epsilon below {TARGET:g}"
+    if isinstance(found, str):
+        return card(label, "none", html.escape(found))
+    if found.population == summary["population"]:
+        return card(label, f"{found.population:,}", "These users are enough.")
+    return card(
+        label, f"{found.population:,}",
+        f"At the same noise on the average of the cohort and the same rate: cohorts of {found.cohort:,}, noise "
+        f"multiplier {found.noise_multiplier:.4g}, epsilon {shown(found.spent('pld'))} after {found.rounds:,} steps "
+        "(PFL-ASR's extrapolation; the model is taken to train alike).",
+    )  # fmt: skip
+
+
+def _promise(recipe: Recipe, summary: dict[str, Any]) -> str:
+    if recipe.privacy.mechanism == "partial":
+        which = html.escape(", ".join(recipe.privacy.tensors))
+        rest = recipe.privacy.elsewhere
+        return (
+            f"<p class=note>Noise was added {'' if rest else 'only '}to "
+            f"{'all tensors but ' if recipe.privacy.all_but else ''}{which}"
+            f"{f', and {rest:g} times as much to the others' if rest else ''}, to "
+            "see what it does there: this run gives <b>no privacy guarantee</b>.</p>"
+        )
+    if summary["epsilon"] is None:
+        said = "No noise was added: this" if recipe.privacy.mechanism == "none" else "This"
+        return f"<p class=note>{said} run gives <b>no privacy guarantee</b>.</p>"
+    seeded = (
+        " The noise was seeded, which makes the run repeatable: whoever knows the seed can subtract it. "
+        "<b>For research, not for a release to others.</b>"
+        if not summary["for_release"]
+        else ""
+    )
+    return (
+        f"<p class='note{' promise' if summary['epsilon'] <= TARGET else ''}'>The final model is "
+        f"<b>({shown(summary['epsilon'])}, {summary['delta']:g})</b>-differentially private for every user "
+        f"({html.escape(summary['adjacency'])}), by {html.escape(summary['accountant'].upper())} accounting of "
+        f"{summary['releases']} releases with noise multiplier {summary['noise_multiplier']:.4g}; cohorts of "
+        f"{summary['cohort']} of {summary['population']} users ({html.escape(summary['sampler'])}).{seeded}</p>"
+    )
