@@ -14,17 +14,20 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
 import torch
 import yaml
 from torch import Tensor
 
 from confide import checkpoint, recipe
 from confide.checkpoint import State
+from confide.engines.engine import Engine, traits
 from confide.engines.ranks import LostRank, Place
 from confide.errors import Stopped, UserError
 from confide.federated import items
@@ -42,8 +45,21 @@ RECIPE, METRICS, SUMMARY, MODEL = "recipe.yaml", "metrics.jsonl", "summary.json"
 LAYERS, TIMES = "layers.jsonl", "times.jsonl"
 
 
+@dataclass(frozen=True)
+class Deployed:
+    """A run whose users are on other machines."""
+
+    task: Task
+    engine: Callable[[Recipe, Task, np.ndarray], Engine]
+
+
 def train(
-    wanted: Recipe, folder: Path, workers: int = 1, quiet: bool = False, here: Place | None = None
+    wanted: Recipe,
+    folder: Path,
+    workers: int = 1,
+    quiet: bool = False,
+    here: Place | None = None,
+    deployed: Deployed | None = None,
 ) -> dict[str, Any]:
     """Start a run in a new folder and see it through. A folder that holds this run, finished, answers at once.
 
@@ -70,11 +86,22 @@ def train(
         raise UserError(f"{folder} is a file; choose another --out folder")
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder):
-        loop = make_loop(wanted, lambda header: _open_ledger(folder, wanted, header), workers, None, here)
+        loop = _loop(folder, wanted, workers, here, deployed)
         return _see_through(folder, loop, None, quiet)
 
 
-def resume(folder: Path, workers: int = 1, quiet: bool = False, here: Place | None = None) -> dict[str, Any]:
+def _loop(folder: Path, wanted: Recipe, workers: int, here: Place | None, deployed: Deployed | None) -> Loop:
+    task, engine = (None, None) if deployed is None else (deployed.task, deployed.engine)
+    return make_loop(wanted, lambda header: _open_ledger(folder, wanted, header), workers, task, here, engine)
+
+
+def resume(
+    folder: Path,
+    workers: int = 1,
+    quiet: bool = False,
+    here: Place | None = None,
+    deployed: Deployed | None = None,
+) -> dict[str, Any]:
     """Go on with a run that was stopped or killed; it ends as if it had never been."""
     wanted = held_recipe(folder)
     if (folder / SUMMARY).exists():
@@ -83,7 +110,7 @@ def resume(folder: Path, workers: int = 1, quiet: bool = False, here: Place | No
         saved = checkpoint.load(folder) if (folder / checkpoint.FILE).exists() else None
         if saved is not None:
             _check_saved(folder, saved, wanted)
-        loop = make_loop(wanted, lambda header: _open_ledger(folder, wanted, header), workers, None, here)
+        loop = _loop(folder, wanted, workers, here, deployed)
         return _see_through(folder, loop, saved.state if saved else None, quiet)
 
 
@@ -207,8 +234,9 @@ def _see_through(folder: Path, loop: Loop, saved: State | None, quiet: bool) -> 
 def _go_on(folder: Path, loop: Loop, state: State, quiet: bool) -> dict[str, Any]:
     """The central steps that are left, with everything recorded, and then the results."""
     steps = loop.recipe.run.steps
-    # A step whose noise cannot be drawn again costs anew when it is repeated, so none should have to be.
-    every = loop.recipe.run.checkpoint_every if loop.plan.source.repeatable else 1
+    # A step that cannot be made again bit for bit costs anew when it is repeated, so none should have to be.
+    repeats = loop.plan.source.repeatable and traits(loop.engine).repeatable
+    every = loop.recipe.run.checkpoint_every if repeats else 1
     _save(folder, loop, state)
     _cut_metrics(folder / METRICS, state.step)
     _cut_metrics(folder / LAYERS, state.step)

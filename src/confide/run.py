@@ -10,6 +10,7 @@ import hashlib
 import math
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from confide import __version__
 from confide.checkpoint import State
 from confide.engines.costs import expected_costs
 from confide.engines.distributed import Distributed
-from confide.engines.engine import Engine, InProcess
+from confide.engines.engine import Abandoned, Engine, InProcess, traits
 from confide.engines.processes import Processes
 from confide.engines.ranks import Place
 from confide.errors import UserError
@@ -77,14 +78,15 @@ class Loop:
         began, t = time.perf_counter(), state.step
         cohort = self.plan.cohort(t)
         bound = self.bounder.at(state.bounds).sensitivity
-        tally = self.engine.train(state.parameters, cohort, t, self.total, state.bounds)
+        event = self.plan.event_at(bound)
+        tally, attempt = self._train(state, cohort, event)
         trained = time.perf_counter()
         self.total.div_(self.plan.rate)  # the expected cohort's share, never the realised one's
-        event = self.plan.event_at(bound)
-        attempt = self.ledger.record(t, event, environment(), self.plan.source.repeatable)
         signal = float(self.total.norm())
         layers = self._layers(state, tally) if self._is_evaluated(t + 1) else None
-        noise = self.plan.release(self.total, event, cohort, t, attempt, state.noise)
+        noise = None  # where users added their own
+        if not traits(self.engine).noisy:
+            noise = self.plan.release(self.total, event, cohort, t, attempt, state.noise)
         self._adapt(state, tally, event, attempt)
         released = time.perf_counter()
         self._keep_iterate(state)
@@ -101,6 +103,27 @@ class Loop:
         if layers is not None:
             record["layers"] = layers | ({} if noise is None else {"noise": self._layer_noise(noise)})
         return record
+
+    def _train(self, state: State, cohort: np.ndarray, event: Event) -> tuple[Tally, int]:
+        """Train the cohort and have the release in the ledger, before any of it is seen: which attempt it is.
+
+        The server's noise comes after the sum, so the line is written in between, and a round that was abandoned
+        cost nothing. Noise of the users is in what they send, so the line comes first, for every time that they are
+        asked. The cohort stays the same: to draw until enough users answer would not be the sampler accounted for.
+        """
+        kind, t = traits(self.engine), state.step
+        repeatable = self.plan.source.repeatable and kind.repeatable
+        for left in reversed(range(kind.tries)):
+            attempt = self.ledger.record(t, event, environment(), repeatable) if kind.noisy else -1
+            try:
+                tally = self.engine.train(state.parameters, cohort, t, self.total, state.bounds)
+            except Abandoned as too_few:
+                if left == 0:
+                    raise
+                print(f"{too_few}; asking again, {left} more times at most", file=sys.stderr, flush=True)
+            else:
+                return tally, attempt if kind.noisy else self.ledger.record(t, event, environment(), repeatable)
+        raise AssertionError("unreachable: the last try returns or raises")
 
     def _layers(self, state: State, tally: Tally) -> Record:
         """Norms of each tensor (PFL-ASR Figures 5, 10, 13, 14) while noise and move have not yet changed them.
@@ -188,8 +211,12 @@ def make_loop(
     workers: int = 1,
     task: Task | None = None,
     here: Place | None = None,
+    remote: Callable[[Recipe, Task, np.ndarray], Engine] | None = None,
 ) -> Loop:
-    """Build everything and check it, before anything is trained or written. `here` is rank 0 of several, if any."""
+    """Build everything and check it, before anything is trained or written.
+
+    `here` is rank 0 of several, if any; `remote` makes the engine of a deployment from the users' weights.
+    """
     torch.set_num_threads(1)
     task = task or make_task(recipe.task, recipe.run.seed)
     parameters = task.initial_parameters()
@@ -200,9 +227,11 @@ def make_loop(
         recipe.privacy, recipe.sampling, weights, rule.sensitivity, recipe.run.steps, recipe.run.seed,
         recipe.bounding.adaptive, len(rule.bounds), spans_of(recipe.privacy, layout),
     )  # fmt: skip
-    if workers > 1:
+    if remote is not None:
+        engine: Engine = remote(recipe, task, weights)
+    elif workers > 1:
         size, costs = part_size(task, recipe.local, layout), expected_costs(task, recipe.local)
-        engine: Engine = Processes(recipe.model_dump_json(), workers, like, size, costs)
+        engine = Processes(recipe.model_dump_json(), workers, like, size, costs)
     else:
         trainer = _part_trainer(recipe, task, layout, weights, like)
         engine = InProcess(trainer) if here is None else Distributed(recipe.model_dump_json(), trainer, here)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +19,26 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What the loop has to know of an engine. One that does not say has these."""
+
+    repeatable: bool = True
+    """Whether a step that is made again gives the same sum, bit for bit. If not, each time is a release of its own."""
+    noisy: bool = False
+    """Whether users add their noise themselves. What they send is then the release, and must be paid for before."""
+    tries: int = 1
+    """How often a step is tried when too few users answer."""
+
+
+def traits(engine: Engine) -> Traits:
+    return getattr(engine, "traits", Traits())
+
+
+class Abandoned(Exception):
+    """Too few users answered; nothing was released."""
 
 
 class InProcess:

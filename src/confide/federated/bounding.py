@@ -128,6 +128,17 @@ class Bounder:
             return torch.where(total > self.sensitivity, scaled, torch.ones_like(norms)) * ROUNDING
         raise ValueError(f"unknown bounding rule {self.rule!r}")
 
+    def held(self, norms: Tensor, slack: float = 0.0) -> Tensor:
+        """Factors that hold an update to its bounds which claims to be bounded already: 1 wherever that is true.
+
+        `slack` is what the sender's own noise may have added to each norm.
+        """  # (users, layers) -> (users, layers)
+        if self.rule == "none":
+            return torch.ones_like(norms)
+        total = torch.linalg.vector_norm(norms, dim=1, keepdim=True).expand_as(norms)
+        limits, found = (self.layer_bounds, norms) if self.rule == "per_layer_clip" else (self.sensitivity, total)
+        return torch.where(found <= limits + slack, 1.0, _ratio(limits + slack, found) * ROUNDING)
+
 
 def _ratio(bound: float | Tensor, norms: Tensor) -> Tensor:
     """bound / norms, and 0 where there is nothing to scale."""

@@ -1,0 +1,76 @@
+"""What travels between server and client, whatever carries it: facts and arrays.
+
+A parcel holds no code and no pickle: numbers, text and lists of them, and flat arrays. Everything that a client says is
+a claim until the server has checked it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from confide import __version__
+from confide.federated.parameters import Layout
+from confide.recipe import Recipe
+
+Fact = bool | int | float | str | list[int] | list[float] | list[str]
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass
+class Parcel:
+    """One message, either way."""
+
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    arrays: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What both sides must agree on before anything is trained."""
+
+    version: str
+    recipe: str
+    layout: str
+
+    def differs(self, facts: Mapping[str, Any]) -> str | None:
+        """What of it the other side has otherwise, as a reason that a person can act on; none if all agrees."""
+        for name, what in (
+            ("version", "another version of confide"),
+            ("recipe", "another recipe"),
+            ("layout", "another model"),
+        ):
+            own, theirs = getattr(self, name), facts.get(name)
+            if theirs != own:
+                return f"{what}: {_short(theirs)} there, {own} here"
+        return None
+
+    def facts(self) -> dict[str, str]:
+        return {"version": self.version, "recipe": self.recipe, "layout": self.layout}
+
+
+def identity(recipe: Recipe, layout: Layout, like: Tensor) -> Identity:
+    return Identity(__version__, shared_digest(recipe), layout_digest(layout, like))
+
+
+def layout_digest(layout: Layout, like: Tensor) -> str:
+    shape = [str(like.dtype), list(layout.names), [list(s) for s in layout.shapes]]
+    return hashlib.sha256(json.dumps(shape).encode()).hexdigest()[:16]
+
+
+def shared_digest(recipe: Recipe) -> str:
+    """Names what server and clients have in common. Where data and caches lie is each one's own affair."""
+    document = recipe.model_dump(mode="json")
+    for key in ("corpus", "test", "pool", "data", "clients", "cache", "start"):
+        document["task"].pop(key, None)
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _short(value: object) -> str:
+    return repr(value)[:40] if not isinstance(value, str) else value[:40]

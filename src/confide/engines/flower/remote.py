@@ -1,0 +1,224 @@
+"""Engine of a deployment: asks the clients of a cohort, and closes the round with those who answered.
+
+It knows a `Link` that carries parcels to nodes and back, and nothing of what the link is made of: Flower's grid in a
+deployment, a few objects in a test. Sampling, noise, optimiser, ledger and checkpoints are the loop's, as with any
+other engine. Every user of the cohort gets a parcel of its own with the central model, so a node that speaks for
+several users (a simulation) trains them one after the other.
+
+Who may speak for whom is the `Registry`'s: a node is known to the link by the key that it signs with, and a client
+that claims to be another's user is not in the cohort.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from confide.engines.engine import Traits
+from confide.engines.flower.parcels import Identity, Parcel
+from confide.engines.flower.rounds import ACCEPTED, Books, Call, Round
+from confide.errors import UserError
+from confide.federated.bounding import Bounder
+from confide.federated.cohort import Tally
+
+TRAIN, JOIN = "train", "join"
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back for one parcel: another parcel, or why there is none."""
+
+    ticket: str
+    node: int
+    parcel: Parcel | None
+    error: str = ""
+
+
+class Link(Protocol):
+    """Carries parcels. `ask` hands over and returns at once; `replies` says what has come for some tickets."""
+
+    def nodes(self) -> set[int]:
+        """Who is connected now."""
+        ...
+
+    def ask(self, kind: str, parcels: Sequence[tuple[int, Parcel]], seconds: float) -> list[str | None]:
+        """A ticket for each; none where it could not be sent."""
+        ...
+
+    def replies(self, tickets: Iterable[str]) -> list[Reply]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How a round is held."""
+
+    deadline: float = 600.0
+    """Seconds from the announcement to the end of a round."""
+    minimum: float = 0.5
+    """The share of the cohort that has to answer; with less the round is abandoned."""
+    tries: int = 3
+    """How often a step is tried before the run stops."""
+    poll: float = 0.1
+    """Seconds between two looks at what has come."""
+    join: float = 600.0
+    """Seconds to wait for enough clients at the start, and whenever none is there."""
+
+    def needed(self, cohort: int) -> int:
+        return math.ceil(self.minimum * cohort)
+
+
+@dataclass
+class Door:
+    """Who was let in: the users that each node speaks for, and who was refused, with the reason."""
+
+    identity: Identity
+    registry: Mapping[int, Sequence[int]] | None
+    """The users of each node, by its key; none where nodes have no keys and say themselves who they are."""
+    population: int
+    users: dict[int, int] = field(default_factory=dict)
+    """user -> node"""
+    refused: dict[int, str] = field(default_factory=dict)
+
+    def answer(self, node: int, facts: Mapping[str, Any]) -> str | None:
+        """Let a node in, or say why not."""
+        reason = self.identity.differs(facts) or self._claims(node, facts.get("users"))
+        if reason:
+            self.refused[node] = reason
+        return reason
+
+    def _claims(self, node: int, users: object) -> str | None:
+        if not isinstance(users, list) or not users or not all(type(user) is int for user in users):
+            return "it does not say for which users it speaks"
+        if self.registry is not None and set(users) - set(self.registry.get(node, ())):
+            return f"it speaks for users {users}, but its key is registered for {list(self.registry.get(node, ()))}"
+        if min(users) < 0 or max(users) >= self.population:
+            return f"it speaks for users {users} of a population of {self.population}"
+        if self.registry is None and any(self.users.get(user, node) != node for user in users):
+            return f"another client already speaks for one of its users {users}"
+        self.users.update(dict.fromkeys(users, node))
+        return None
+
+    def forget(self, node: int) -> None:
+        self.users = {user: owner for user, owner in self.users.items() if owner != node}
+        self.refused.pop(node, None)
+
+
+class Remote:
+    """The engine. `traits` tell the loop that a round is never the same twice."""
+
+    def __init__(
+        self,
+        link: Link,
+        door: Door,
+        run: str,
+        books: Books,
+        rule: Bounder,
+        terms: Terms,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        self.link, self.door, self.run, self.books, self.rule, self.terms = link, door, run, books, rule, terms
+        self.traits = Traits(repeatable=False, tries=terms.tries)
+        self.say = say or (lambda text: print(text, file=sys.stderr, flush=True))
+        self.known: set[int] = set()
+
+    def train(
+        self, central: Tensor, cohort: np.ndarray, step: int, total: Tensor, bounds: Tensor | None = None
+    ) -> Tally:
+        books = Books(self.books.layout, self.books.weights, total)
+        call = Call.new(self.run, self.door.identity, step)
+        owners = self._owners(cohort)
+        held = Round(call, owners, books, self.rule.at(bounds), self.terms.deadline, vote=bounds is not None)
+        facts = call.facts() | {"bounds": [] if bounds is None else bounds.tolist()}
+        model = {"model": central.detach().numpy()}
+        self._hold(held, [(node, Parcel(facts | {"user": user}, model)) for user, node in owners.items() if node >= 0])
+        tally = held.close(self.terms.needed(len(cohort)))
+        if held.counts[ACCEPTED] < len(cohort) or held.notes:
+            self.say(f"step {step + 1}: cohort {len(cohort)}, {held.summary()}")
+            for note in held.notes[:5]:
+                self.say(f"  {note}")
+        return tally
+
+    def _owners(self, cohort: np.ndarray) -> dict[int, int]:
+        """The node of each user of the cohort; -1 for a user that nobody speaks for now."""
+        self.look()
+        if len(cohort) and not any(int(user) in self.door.users for user in cohort):
+            self.wait_for(1)
+        return {int(user): self.door.users.get(int(user), -1) for user in cohort}
+
+    def _hold(self, held: Round, parcels: list[tuple[int, Parcel]]) -> None:
+        sent = self.link.ask(TRAIN, parcels, self.terms.deadline)
+        waiting = {ticket: node for ticket, (node, _) in zip(sent, parcels, strict=True) if ticket is not None}
+        while held.open and waiting:
+            for reply in self.link.replies(list(waiting)):
+                node = waiting.pop(reply.ticket, reply.node)
+                if reply.parcel is None:
+                    held.miss(node, reply.error)
+                else:
+                    held.take(reply.node, reply.parcel)
+            if held.open and waiting:
+                time.sleep(self.terms.poll)
+
+    def look(self) -> None:
+        """Meet whoever has come, forget whoever has gone."""
+        here = self.link.nodes()
+        for node in self.known - here:
+            self.door.forget(node)
+        self.known &= here
+        new = sorted(here - self.known)
+        if not new:
+            return
+        question = Parcel({"run": self.run, **self.door.identity.facts()})
+        sent = self.link.ask(JOIN, [(node, question) for node in new], 30.0)
+        waiting = {ticket: node for ticket, node in zip(sent, new, strict=True) if ticket is not None}
+        ends = time.monotonic() + 30.0
+        while waiting and time.monotonic() < ends:
+            for reply in self.link.replies(list(waiting)):
+                node = waiting.pop(reply.ticket, reply.node)
+                self._met(node, reply)
+            if waiting:
+                time.sleep(self.terms.poll)
+
+    def _met(self, node: int, reply: Reply) -> None:
+        if reply.parcel is None:
+            self.say(f"node {node} did not join: {reply.error}")
+            return
+        self.known.add(node)
+        reason = reply.parcel.facts.get("refuses") or self.door.answer(node, reply.parcel.facts)
+        if reason:
+            self.say(f"node {node} was refused: {str(reason)[:300]}")
+        else:
+            self.say(f"node {node} joined for users {_listed([u for u, n in self.door.users.items() if n == node])}")
+
+    def wait_for(self, users: int) -> None:
+        """Until so many users are here."""
+        ends, said = time.monotonic() + self.terms.join, False
+        while True:
+            self.look()
+            if len(self.door.users) >= users:
+                return
+            if not said:
+                self.say(f"waiting for clients: {len(self.door.users)} users here, {users} wanted")
+                said = True
+            if time.monotonic() > ends:
+                refused = "".join(f"; node {n} was refused: {r}" for n, r in self.door.refused.items())
+                raise UserError(
+                    f"{len(self.door.users)} users are here after {self.terms.join:g} s, {users} are wanted{refused}. "
+                    "Start more clients with `confide deploy client`, then this command again"
+                )
+            time.sleep(self.terms.poll)
+
+    def close(self) -> None:
+        self.link.close()
+
+
+def _listed(users: list[int]) -> str:
+    return ", ".join(map(str, users[:8])) + (f", ... ({len(users)})" if len(users) > 8 else "")
