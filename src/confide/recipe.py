@@ -361,6 +361,11 @@ def _check_bound(bounding: Bounding) -> list[str]:
         problems.append(f"bounding.bound: required with rule {bounding.rule}, a number above 0")
     if bounding.adaptive is not None and bounding.rule not in ("clip", "per_layer_clip"):
         problems.append(f"bounding.adaptive: only clip and per_layer_clip can follow a quantile, not {bounding.rule}")
+    if bounding.split == "learned" and (bounding.rule != "per_layer_clip" or bounding.adaptive is None):
+        problems.append(
+            "bounding.split=learned: needs rule: per_layer_clip and adaptive, which says how the quantiles are "
+            "estimated, for example adaptive: {quantile: 0.8}"
+        )
     if bounding.layer_weights and not (bounding.per_layer and bounding.split == "weighted"):
         problems.append("bounding.layer_weights: only used by the per-layer rules with split: weighted")
     return problems

@@ -30,7 +30,7 @@ torch.set_num_threads(1)
 CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 Rule = Literal["clip", "per_layer_clip", "normalise", "per_layer_normalise"]
-Split = Literal["uniform", "dim", "weighted"]
+Split = Literal["uniform", "dim", "root", "weighted", "learned"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 SPLITS: tuple[Split, ...] = get_args(Split)
 FLOAT32 = 1e-6
@@ -238,6 +238,7 @@ MODEL = Layout(("encoder.0.attention.wqkv", "encoder.0.norm", "encoder.1.norm", 
     [
         ("uniform", {}, [1, 1, 1, 1]),
         ("dim", {}, [12, 3, 3, 6]),
+        ("root", {}, [12**0.5, 3**0.5, 3**0.5, 6**0.5]),
         ("weighted", {"*norm": 4.0}, [12, 12, 12, 6]),
         ("weighted", {"encoder.0.*": 2.0, "*norm": 4.0}, [24, 6, 12, 6]),
         ("weighted", {"*norm": 4.0, "encoder.0.*": 2.0}, [24, 12, 12, 6]),

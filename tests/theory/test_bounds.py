@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from confide.theory import car, norm, pfl_asr
@@ -14,6 +15,7 @@ from confide.theory.car import Clients
 from confide.theory.norm import Convex
 from confide.theory.pfl_asr import Layer, Setting
 
+CALM = hypothesis_settings(deadline=None)  # a property holds on a busy machine as well
 positive = st.floats(0.01, 100)
 counts = st.integers(1, 2000)
 FREE = math.inf
@@ -40,6 +42,7 @@ settings = st.builds(
 # PFL-ASR appendix E.7: bounds that Theorem 2 recovers. The right-hand sides are typed from eqs 54, 57, 60 and 63.
 
 
+@CALM
 @given(setting=settings, given_layers=layers)
 def test_corollary_1_is_equation_54(setting: Setting, given_layers: list[Layer]) -> None:
     t, share, h = setting.steps, setting.local_steps / setting.steps, len(given_layers)
@@ -113,6 +116,7 @@ def test_clipping_in_private_sgd_is_recovered(users: int) -> None:
     )
 
 
+@CALM
 @given(setting=settings, given_layers=layers)
 def test_theorem_3_with_everybody_is_theorem_2_with_its_own_constants(
     setting: Setting, given_layers: list[Layer]
@@ -131,6 +135,7 @@ def test_theorem_3_with_everybody_is_theorem_2_with_its_own_constants(
 # How the bound depends on what
 
 
+@CALM
 @given(setting=settings, given_layers=layers, more=st.floats(1.01, 10), rate=st.floats(0.01, 0.99))
 def test_the_bound_grows_with_noise_and_variance_and_falls_with_steps_and_cohort(
     setting: Setting, given_layers: list[Layer], more: float, rate: float
@@ -156,6 +161,7 @@ def test_the_bound_grows_with_noise_and_variance_and_falls_with_steps_and_cohort
     assert (wider.drift, wider.global_noise) > (before.drift, before.global_noise)
 
 
+@CALM
 @given(setting=settings, given_layers=layers, more=st.floats(1.01, 10))
 def test_a_larger_bound_trades_clipping_for_noise(setting: Setting, given_layers: list[Layer], more: float) -> None:
     before = pfl_asr.theorem2(setting, given_layers)
@@ -165,6 +171,7 @@ def test_a_larger_bound_trades_clipping_for_noise(setting: Setting, given_layers
     assert after.privacy_noise == pytest.approx(more**2 * before.privacy_noise)
 
 
+@CALM
 @given(setting=settings, given_layers=layers, scale=st.floats(0.1, 10))
 def test_only_the_corrected_clipping_term_scales_with_the_loss(
     setting: Setting, given_layers: list[Layer], scale: float
@@ -204,6 +211,7 @@ def test_rho_is_equation_3() -> None:
     assert norm.rho(200, 1e-6, 100, 5.0) == pytest.approx(math.sqrt(200 * math.log(1e6)) / 500)
 
 
+@CALM
 @given(d=counts, n=counts, epsilon=positive, rounds=counts, constant=positive, bound=positive)
 def test_rho_of_the_noise_of_theorem_1_is_rho(
     d: int, n: int, epsilon: float, rounds: int, constant: float, bound: float
@@ -212,6 +220,7 @@ def test_rho_of_the_noise_of_theorem_1_is_rho(
     assert norm.rho_of_noise(sigma / bound, d, rounds) == pytest.approx(norm.rho(d, 1e-5, n, epsilon, constant))
 
 
+@CALM
 @given(problem=problems, given_users=users)
 def test_initialisation_is_least_at_the_default_balance_and_common_to_all(
     problem: Convex, given_users: list[tuple[float, float, float]]
@@ -226,6 +235,7 @@ def test_initialisation_is_least_at_the_default_balance_and_common_to_all(
     assert norm.theorem2(problem, norms, gaps).heterogeneity <= 1.5 * norm.theorem3(problem, gaps).heterogeneity * 1.001
 
 
+@CALM
 @given(problem=problems, given_users=users)
 def test_normalising_moves_at_least_as_far_as_clipping(
     problem: Convex, given_users: list[tuple[float, float, float]]
@@ -261,6 +271,7 @@ def test_conditions_that_do_not_hold_are_named() -> None:
     assert [line.split("=")[0] for line in bad] == ["alpha", "C/E", "E"]
 
 
+@CALM
 @given(
     rho=st.floats(0.01, 0.25), lipschitz=positive, distance=positive, gap=st.floats(0, 10), ratio=st.floats(0.01, 1),
     data=st.data(),
@@ -319,6 +330,7 @@ def test_the_numbers_of_equations_14_and_59() -> None:
     assert twice.privacy == pytest.approx(3 / kept * (1 + 2 * 0.49 * 0.9025) * brackets)
 
 
+@CALM
 @given(base=clients, bound=positive, noise=positive, more=st.floats(1.01, 10))
 def test_car_bounds_grow_with_noise_and_dimension_and_fall_to_a_floor(
     base: Clients, bound: float, noise: float, more: float

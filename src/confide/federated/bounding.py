@@ -20,7 +20,21 @@ where b is the released share of users whose norm was at most C (Andrew et al. 2
 with adaptive clipping", eq. 3 and Algorithm 1); per layer, each C_h has a counter of its own. The counts are released
 with noise by the plan, which charges for them.
 
-C_h is C / sqrt(H) ("uniform"), C sqrt(d_h / sum d) ("dim") or C sqrt(a_h d_h / sum a d) ("weighted").
+C_h is C / sqrt(H) ("uniform"), C sqrt(d_h / sum d) ("dim"), C sqrt(a_h d_h / sum a d) ("weighted"), or one of two that
+the papers do not have; every split has the same noise and the same guarantee, since the squares sum to C^2:
+
+* "root", C_h proportional to d_h^(1/4). The noise on tensor h has norm sqrt(d_h) s C, whatever the split, and an update
+  that is clipped has norm C_h; under an optimiser with a trust ratio per tensor (LAMB, LARS) it is each tensor's own
+  ratio of the two that counts. sum_h d_h / C_h^2 at fixed sum_h C_h^2 has its least where d_h / C_h^4 is the same for
+  all h.
+* "learned": as root, but no tensor gets more than its updates use. With q_h a quantile of the users' norms of tensor h,
+  what is sent has norm min(C_h, q_h), and sum_h d_h / min(C_h, q_h)^2 is least (it is convex in C_h^2 up to q_h^2) at
+
+      C_h = min(q_h, m d_h^(1/4)),  with m such that sum_h C_h^2 = C^2;
+
+  if C is more than all q_h together, C_h = C q_h / ||q||. For an optimiser without trust ratios the whole ratio
+  sum_h d_h / sum_h min(C_h, q_h)^2 counts, and this split makes it least too: nothing of C is left unused. The q_h are
+  private estimates as above, one counter a tensor, with `adaptive` saying how; C itself stays.
 
 Differs from the paper: PFL-ASR section 3 once prints C_h = C d_h / sum d; Definition 3's square root is used, which
 is what keeps the whole at C. All factors are smaller by one part in a million, which covers the rounding of
@@ -29,7 +43,8 @@ float32 arithmetic, so the bound holds for the numbers that are really sent.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
@@ -65,8 +80,11 @@ class Bounding(BaseModel):
     bound: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None, description="C, the largest norm of what a user sends; required by every rule but none"
     )
-    split: Literal["uniform", "dim", "weighted"] = Field(
-        "uniform", description="how the per-layer rules split C over the tensors"
+    split: Literal["uniform", "dim", "root", "weighted", "learned"] = Field(
+        "uniform",
+        description="how the per-layer rules split C over the tensors: the same for all, by size (dim), by the fourth "
+        "root of the size (root), by layer_weights (weighted), or by private quantiles of the norms (learned, for "
+        "per_layer_clip with adaptive)",
     )
     layer_weights: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
         default_factory=dict,
@@ -74,7 +92,9 @@ class Bounding(BaseModel):
     )
 
     adaptive: Adaptive | None = Field(
-        None, description="for clip and per_layer_clip: let the bound follow a private quantile; `bound` is its start"
+        None,
+        description="for clip and per_layer_clip: let the bound follow a private quantile; `bound` is its start. With "
+        "split: learned, `bound` stays and its split follows the quantiles",
     )
 
     @property
@@ -89,10 +109,14 @@ class Bounder:
     rule: str
     sensitivity: float
     layer_bounds: Tensor  # (layers,) C_h, with sum of squares C^2
+    roots: Tensor | None = None  # (layers,) d_h^(1/4), where the split is learned
+    quantiles: Tensor | None = None  # (layers,) q_h, where the split is learned
 
     @property
     def bounds(self) -> Tensor:
-        """What adapts: the one bound of `clip`, or each tensor's own."""  # (1,) or (layers,)
+        """What adapts: the one bound of `clip`, each tensor's own, or the quantiles."""  # (1,) or (layers,)
+        if self.quantiles is not None:
+            return self.quantiles
         whole = torch.tensor([self.sensitivity], dtype=torch.float64)
         return self.layer_bounds if self.rule.startswith("per_layer") else whole
 
@@ -100,6 +124,9 @@ class Bounder:
         """The same rule with other bounds."""
         if bounds is None:
             return self
+        if self.roots is not None:
+            split = allocated(self.sensitivity, bounds, self.roots)
+            return replace(self, layer_bounds=split, quantiles=bounds)
         total = float(torch.linalg.vector_norm(bounds))
         if self.rule.startswith("per_layer"):
             return Bounder(self.rule, total, bounds)
@@ -108,7 +135,8 @@ class Bounder:
     def votes(self, norms: Tensor) -> Tensor:
         """+1/2 where a user is within a bound and -1/2 where not."""  # (users, layers) -> (users, 1 or layers)
         if self.rule.startswith("per_layer"):
-            return torch.where(norms <= self.layer_bounds, 0.5, -0.5).double()
+            limits = self.layer_bounds if self.quantiles is None else self.quantiles
+            return torch.where(norms <= limits, 0.5, -0.5).double()
         total = torch.linalg.vector_norm(norms, dim=1, keepdim=True)
         return torch.where(total <= self.sensitivity, 0.5, -0.5).double()
 
@@ -150,6 +178,9 @@ def bounder(settings: Bounding, layout: Layout) -> Bounder:
         return Bounder("none", float("inf"), torch.full((len(layout.names),), float("inf"), dtype=torch.float64))
     shares = torch.tensor(_shares(settings, layout), dtype=torch.float64)
     layer_bounds = settings.bound * torch.sqrt(shares / shares.sum())
+    if settings.split == "learned":  # begins with dim: q_h = C_h
+        roots = torch.tensor(layout.sizes, dtype=torch.float64).pow(0.25)
+        return Bounder(settings.rule, settings.bound, layer_bounds, roots, layer_bounds)
     return Bounder(settings.rule, settings.bound, layer_bounds)
 
 
@@ -159,12 +190,27 @@ def moved(bounds: Tensor, shares: Tensor, settings: Adaptive, start: Tensor) -> 
     return torch.minimum(torch.maximum(grown, start * 1e-9), start * 1e9)
 
 
+def allocated(total: float, quantiles: Tensor, roots: Tensor) -> Tensor:
+    """C_h = min(q_h, m d_h^(1/4)) with norm `total`; from quantiles and fourth roots of sizes."""  # all (layers,)
+    whole = float(torch.linalg.vector_norm(quantiles))
+    if whole <= total:
+        return quantiles * (total / whole)
+    ratios, order = torch.sort(quantiles / roots)  # tensors reach their quantile in this order as m grows
+    squares, sizes = quantiles[order].square(), roots[order].square()
+    used = squares.cumsum(0) - squares  # by the tensors before
+    levels = ((total**2 - used) / sizes.flip(0).cumsum(0).flip(0)).clamp(min=0).sqrt()
+    first = int(torch.nonzero(levels <= ratios)[0])
+    return torch.minimum(quantiles, levels[first] * roots)
+
+
 def _shares(settings: Bounding, layout: Layout) -> list[float]:
     """Each tensor's share of C squared, up to a common factor."""
     if settings.split == "uniform":
         return [1.0] * len(layout.names)
-    if settings.split == "dim":
+    if settings.split in ("dim", "learned"):
         return [float(size) for size in layout.sizes]
+    if settings.split == "root":
+        return [math.sqrt(size) for size in layout.sizes]
     return [
         size * next((a for p, a in settings.layer_weights.items() if fnmatchcase(name, p)), 1.0)
         for name, size in zip(layout.names, layout.sizes, strict=True)

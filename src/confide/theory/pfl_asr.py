@@ -78,6 +78,8 @@ class Setting:
     """sigma_DP, on the average, in units of C"""
     xi: float = 1.0
     """LAMB's constant in the denominator"""
+    bound: float | None = None
+    """C; none: the root of the sum of C_h^2"""
 
     @property
     def reach(self) -> float:
@@ -179,7 +181,7 @@ def noise_for(epsilon: float, delta: float, steps: int, largest_weight: float, c
 def _privacy_noise(setting: Setting, layers: Sequence[Layer]) -> float:
     if setting.noise == 0:  # also where nothing is bounded, and C is infinite
         return 0.0
-    whole = math.fsum(layer.bound**2 for layer in layers)  # C^2
+    whole = setting.bound**2 if setting.bound is not None else math.fsum(x.bound**2 for x in layers)  # C^2
     return whole * setting.noise**2 / setting.xi**2 * math.fsum(x.trust**2 * x.dimension for x in layers)
 
 
