@@ -302,7 +302,7 @@ def _show_summary(summary: dict[str, Any], out: Path, as_json: bool) -> None:
     for name, value in summary["metrics_mean_of_last"].items():
         table.add_row(f"{name}, mean of the last steps", _number(value))
     if summary["epsilon"] is None:
-        table.add_row("privacy", "none: no guarantee")
+        table.add_row("privacy", summary.get("guarantee", "none: no guarantee"))
     else:
         table.add_row("epsilon", f"{shown(summary['epsilon'])} at delta {summary['delta']:g}")
         table.add_row("accounted by", f"{summary['accountant'].upper()}, {summary['sampler']}, {summary['adjacency']}")
@@ -311,6 +311,8 @@ def _show_summary(summary: dict[str, Any], out: Path, as_json: bool) -> None:
         table.add_row(f"left out: {reason}", str(count))
     table.add_row("central steps", f"{summary['steps']} in {summary['seconds']:.1f} s")
     Console().print(table)
+    if summary["mechanism"] == "car adaptive":
+        print(f"{summary['guarantee']}; no epsilon is stated")
     print(f"model, ledger and page: {out}/model.safetensors, {out}/ledger.jsonl, {out}/report.html")
 
 

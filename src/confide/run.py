@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from confide import __version__
+from confide import __version__, fingerprint
 from confide.checkpoint import State
 from confide.engines.costs import expected_costs
 from confide.engines.distributed import Distributed
@@ -26,8 +26,9 @@ from confide.engines.engine import Engine, InProcess
 from confide.engines.processes import Processes
 from confide.engines.ranks import Place
 from confide.errors import UserError
-from confide.federated import optimisers
-from confide.federated.bounding import Bounder, bounder, moved
+from confide.federated import car_adaptive, optimisers
+from confide.federated.bounding import Adaptive, Bounder, bounder, moved
+from confide.federated.car_adaptive import CarAdaptive, Clients
 from confide.federated.cohort import PartTrainer, Tally, part_size
 from confide.federated.parameters import Layout, flatten
 from confide.federated.task import Task
@@ -62,8 +63,10 @@ class Loop:
         parameters = flatten(self.task.initial_parameters())
         state = State(0, parameters, optimisers.init(self.recipe.central, self.layout.views(parameters)))
         state.noise = self.plan.noise_memory(parameters)
-        if self.recipe.bounding.adaptive is not None:
+        if isinstance(self.recipe.bounding.adaptive, Adaptive):
             state.bounds = self.bounder.bounds
+        if isinstance(self.recipe.bounding.adaptive, CarAdaptive):
+            state.clients = car_adaptive.start(self.bounder.sensitivity, len(self.plan.weights)).to_state()
         return state
 
     @property
@@ -76,14 +79,16 @@ class Loop:
         began, t = time.perf_counter(), state.step
         cohort = self.plan.cohort(t)
         bound = self.bounder.at(state.bounds).sensitivity
-        tally = self.engine.train(state.parameters, cohort, t, self.total, state.bounds)
+        tally = self.engine.train(state.parameters, cohort, t, self.total, self._bounds(state))
         self.total.div_(self.plan.rate)  # the expected cohort's share, never the realised one's
         event = self.plan.event_at(bound)
         attempt = self.ledger.record(t, event, environment(), self.plan.source.repeatable)
         signal = float(self.total.norm())
         layers = self._layers(state, tally) if self._is_evaluated(t + 1) else None
-        noise = self.plan.release(self.total, event, cohort, t, attempt, state.noise)
-        self._adapt(state, tally, event, attempt)
+        noise = self.plan.release(
+            self.total, event, cohort, t, attempt, state.noise, self._own_noise(state, tally, cohort)
+        )
+        self._adapt(state, tally, event, attempt, cohort)
         self._keep_iterate(state)
         if not self._move(state) or not bool(torch.isfinite(state.parameters).all()):
             raise Diverged(
@@ -93,6 +98,8 @@ class Loop:
         state.step += 1
         state.seconds += time.perf_counter() - began
         record = _record(state, tally, signal, noise, self.recipe.local.rate(t)) | {"bound": bound}
+        if state.clients:
+            record["bound"] = float(state.clients["bounds"].mean())
         if layers is not None:
             record["layers"] = layers | ({} if noise is None else {"noise": self._layer_noise(noise)})
         return record
@@ -124,10 +131,30 @@ class Loop:
         sizes = torch.tensor(self.plan.noisy_sizes(self.layout.sizes), dtype=torch.float64)
         return _six_digits(noise * (sizes / sizes.sum()).sqrt())
 
-    def _adapt(self, state: State, tally: Tally, event: Event, attempt: int) -> None:
-        """Move the bounds after a private count of the users that were within them."""
+    def _bounds(self, state: State) -> Tensor | None:
+        """What the users bound their updates to, where that changes from step to step: one for all, or one for each."""
         adaptive = self.recipe.bounding.adaptive
-        if adaptive is not None and state.bounds is not None:
+        if isinstance(adaptive, CarAdaptive):
+            return car_adaptive.bounds_at(adaptive, Clients(**state.clients), state.step)
+        return state.bounds
+
+    def _own_noise(self, state: State, tally: Tally, cohort: np.ndarray) -> np.ndarray | None:
+        """Of CAR's adaptive rule: the deviation of the noise on each user's message."""  # (cohort,)
+        adaptive = self.recipe.bounding.adaptive
+        if not isinstance(adaptive, CarAdaptive):
+            return None
+        norms = torch.tensor(tally.raw_norms, dtype=torch.float64)
+        users = torch.from_numpy(cohort)
+        return car_adaptive.noise_scales(adaptive, Clients(**state.clients), users, norms, state.step).numpy()
+
+    def _adapt(self, state: State, tally: Tally, event: Event, attempt: int, cohort: np.ndarray) -> None:
+        """Move the bounds: after a private count of the users within them, or after each user's own raw norm."""
+        adaptive = self.recipe.bounding.adaptive
+        if isinstance(adaptive, CarAdaptive):
+            norms = torch.tensor(tally.raw_norms, dtype=torch.float64)
+            after = car_adaptive.moved(adaptive, Clients(**state.clients), torch.from_numpy(cohort), norms, state.step)
+            state.clients = after.to_state()
+        if isinstance(adaptive, Adaptive) and state.bounds is not None:
             votes = torch.tensor(tally.votes or [0.0] * len(state.bounds), dtype=torch.float64)
             shares = self.plan.noisy_shares(votes, event, state.step, attempt)
             state.bounds = moved(state.bounds, shares, adaptive, self.bounder.bounds)
@@ -201,7 +228,7 @@ def make_loop(
         trainer = _part_trainer(recipe, task, layout, weights, like)
         engine = InProcess(trainer) if here is None else Distributed(recipe.model_dump_json(), trainer, here)
     try:
-        ledger = open_ledger(ledger_header(recipe, plan))
+        ledger = open_ledger(ledger_header(recipe, plan, task))
     except BaseException:
         engine.close()
         raise
@@ -260,8 +287,9 @@ def environment() -> str:
     return hashlib.sha256("/".join(map(str, facts)).encode()).hexdigest()[:16]
 
 
-def ledger_header(recipe: Recipe, plan: Plan) -> dict[str, Any]:
+def ledger_header(recipe: Recipe, plan: Plan, task: Task) -> dict[str, Any]:
     return {
+        fingerprint.KEY: fingerprint.of_task(task),
         "recipe": recipe.digest,
         "delta": plan.delta,
         "accountant": plan.accountant,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -25,6 +26,7 @@ from torch.nn import functional
 from confide.convex import datasets
 from confide.federated.local import LocalTraining, Updates
 from confide.federated.parameters import Layout
+from confide.fingerprint import digest
 from confide.randomness import generator
 
 
@@ -54,6 +56,12 @@ class LogisticRegression:
             self.data.train_labels, settings.users, settings.shards_per_user, generator(seed, "shards")
         )  # (users, m)
         self._gram: Tensor | None = None
+
+    @cached_property
+    def fingerprint(self) -> dict[str, str]:
+        own = self.data
+        arrays = (own.train_features, own.train_labels, own.test_features, own.test_labels, self.held)
+        return {"the users' data": digest(arrays)}
 
     @property
     def examples(self) -> np.ndarray:

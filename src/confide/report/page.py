@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from confide.errors import UserError
+from confide.federated.car_adaptive import NO_GUARANTEE, CarAdaptive
 from confide.files import write_atomically
 from confide.privacy.accountant import shown
 from confide.recipe import Recipe
@@ -76,6 +77,12 @@ def _promise(recipe: Recipe, summary: dict[str, Any] | None) -> str:
         )
     if summary is None:
         return ""
+    if isinstance(recipe.bounding.adaptive, CarAdaptive):
+        return (
+            f"<p class=note>Every message carried noise, but this run has <b>{html.escape(NO_GUARANTEE)}</b>; there is "
+            "no epsilon to state. With a guarantee: <code>bounding.adaptive.kind: quantile</code>, or a fixed bound "
+            "with <code>privacy.trust: local</code>.</p>"
+        )
     if summary["epsilon"] is None:
         return "<p class=note>No noise was added: this run gives <b>no privacy guarantee</b>.</p>"
     seeded = (

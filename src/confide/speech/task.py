@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from confide.errors import UserError
 from confide.federated.local import LocalTraining
+from confide.fingerprint import digest
 from confide.randomness import generator
 from confide.speech import model
 from confide.speech.augment import augment
@@ -65,6 +67,13 @@ class Speech:
         """How many utterances were skipped, by reason; the summary says so."""
         self.pool = _pooled(self.store, settings.pool, seed) if settings.pool is not None else None
         self._seconds: dict[int, np.ndarray] = {}
+        self._listings = (corpus, test)
+
+    @cached_property
+    def fingerprint(self) -> dict[str, str]:
+        """Of who said what for how long: reading every recording again would take as long as training."""
+        names = ("the users' data", "the test data")
+        return {name: digest(_listed(corpus)) for name, corpus in zip(names, self._listings, strict=True)}
 
     def _open(self, corpus: Corpus, quiet: bool) -> FeatureStore:
         stride = self.settings.model.stride
@@ -164,6 +173,11 @@ def load_start(path: Path, fresh: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 "the starting model and task.model have to be of one kind, size and language"
             )
     return {name: found[name].to(tensor.dtype) for name, tensor in fresh.items()}
+
+
+def _listed(corpus: Corpus) -> Iterator[str]:
+    for utterance in corpus.utterances():
+        yield from (utterance.id, utterance.speaker, f"{utterance.seconds:.4f}", utterance.text)
 
 
 def _pooled(store: FeatureStore, users: int, seed: int) -> list[Pooled]:
