@@ -27,6 +27,7 @@ def a_state(step: int = 4) -> State:
         torch.tensor([0.5, 0.25], dtype=torch.float64),
         12.25,
         [{"accuracy": 0.75}, {"accuracy": 0.8125}],
+        {"bounds": torch.tensor([1.5, 2.5], dtype=torch.float64), "norms": torch.zeros(2, dtype=torch.float64)},
     )
 
 
@@ -45,7 +46,13 @@ def same(one: checkpoint.Saved, other: checkpoint.Saved) -> bool:
     about = (one.recipe_digest, one.ledger_count, one.ledger_head, a.step, a.seconds, a.recent)
     return about == (other.recipe_digest, other.ledger_count, other.ledger_head, b.step, b.seconds, b.recent) and all(
         x.keys() == y.keys() and all(x[n].dtype == y[n].dtype and torch.equal(x[n], y[n]) for n in x)
-        for x, y in ((_tensors(a), _tensors(b)), (a.optimiser, b.optimiser), (a.final, b.final), (a.noise, b.noise))
+        for x, y in (
+            (_tensors(a), _tensors(b)),
+            (a.optimiser, b.optimiser),
+            (a.final, b.final),
+            (a.noise, b.noise),
+            (a.clients, b.clients),
+        )
     )
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from confide.engines.engine import InProcess
 from confide.errors import UserError
-from confide.federated.bounding import Bounder
+from confide.federated.bounding import Adaptive, Bounder
 from confide.federated.cohort import PartTrainer, Tally
 from confide.federated.local import LocalTraining, Updates
 from confide.federated.parameters import Layout, flatten
@@ -175,7 +175,9 @@ class Audit:
 def audit(recipe: Recipe, canaries: int = 1000, watch: Callable[[int], None] | None = None) -> Audit:
     """Make the run of a recipe with canaries in it, and hold what it gives away against what it claims."""
     if recipe.privacy.mechanism == "none" or recipe.privacy.delta is None:
-        raise UserError("privacy.mechanism=none: the recipe claims no guarantee, so there is nothing to audit")
+        raise UserError(
+            "privacy.mechanism=none, or no privacy.delta: the recipe claims no guarantee, so there is nothing to audit"
+        )
     if not 10 <= canaries <= 1_000_000:
         raise UserError(f"canaries={canaries}: expected 10 to 1,000,000; a thousand can show an epsilon of about 5")
     loop, trainer = _loop(recipe, canaries)
@@ -204,7 +206,7 @@ def _loop(recipe: Recipe, canaries: int) -> tuple[Loop, CanaryTrainer]:
     weights = np.concatenate([own, np.full(canaries, own.max())])
     cohort = max(1, round(honest.plan.cohort_size * len(weights) / len(own)))
     adaptive = recipe.bounding.adaptive
-    if adaptive is not None:  # in proportion to the cohort, as for the recipe itself
+    if isinstance(adaptive, Adaptive):  # in proportion to the cohort, as for the recipe itself
         noise = honest.plan.event.count_noise * cohort / honest.plan.cohort_size
         adaptive = adaptive.model_copy(update={"count_noise": noise})
     changed = recipe.model_copy(

@@ -35,6 +35,8 @@ class State:
     seconds: float = 0.0
     recent: list[dict[str, float]] = field(default_factory=list)
     """The evaluations of the last steps, whose mean the summary reports."""
+    clients: dict[str, Tensor] = field(default_factory=dict)
+    """What each user remembers from round to round, where the rule has them do so (CAR's adaptive bounds)."""
 
 
 def save(folder: Path, state: State, recipe_digest: str, ledger_count: int, ledger_head: str) -> None:
@@ -44,6 +46,7 @@ def save(folder: Path, state: State, recipe_digest: str, ledger_count: int, ledg
     tensors |= {f"optimiser/{name}": t for name, t in state.optimiser.items()}
     tensors |= {f"final/{name}": t for name, t in state.final.items()}
     tensors |= {f"noise/{name}": t for name, t in state.noise.items()}
+    tensors |= {f"clients/{name}": t for name, t in state.clients.items()}
     if state.bounds is not None:
         tensors["bounds"] = state.bounds
     about = {
@@ -79,6 +82,7 @@ def load(folder: Path) -> Saved:
         about, tensors = json.loads(header["confide"]), deserialise(content)
         state = State(about["step"], tensors["parameters"], _under(tensors, "optimiser/"), _under(tensors, "final/"))
         state.noise, state.bounds = _under(tensors, "noise/"), tensors.get("bounds")
+        state.clients = _under(tensors, "clients/")
         state.seconds, state.recent = about["seconds"], about["recent"]
         return Saved(state, about["recipe"], about["ledger_count"], about["ledger_head"])
     except FileNotFoundError:

@@ -187,12 +187,17 @@ def reproduce(
         typer.Argument(
             help="norm/quadratics, norm/table1, or pfl-asr/ with table1 (noise, clipping), table4 (cohort, seed), "
             "table6 (IID), table8 (optimisers), table13 (FedProx), table15 (seed quality), table21 (sizes), "
-            "figure5 (norms)."
+            "figure5 (norms); or car/ with figure2 (four combinations), table1 (FL, DP), table2 (clients), table3 (AG "
+            "News), figure7 (arXiv)."
         ),
     ],
     dataset: Annotated[
         str | None,
         typer.Option(help="norm/table1: digits, fashion-mnist or cifar10; pfl-asr: synthetic or audiomnist."),
+    ] = None,
+    encoder: Annotated[str, typer.Option(help="car: the frozen encoder; `confide encoder list`.")] = "minilm",
+    limit: Annotated[
+        int | None, typer.Option(min=2, help="car: so many examples only (figure7: papers of each category).")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many runs each figure is the mean of.")] = 3,
     epsilons: Annotated[str, typer.Option(help="For norm/table1: which epsilons, for example 5 or 5,1.5.")] = "5,1.5",
@@ -204,13 +209,16 @@ def reproduce(
 
     Every finished cell is kept, so a stopped grid goes on where it was. Rows are written as CSV, with figures.
     """
-    from confide.reproduce import norm, pfl_asr
+    from confide.reproduce import car, norm, pfl_asr
 
     folder = out or Path("results") / what.replace("/", "-")
     paper, _, table = what.partition("/")
     if paper == "pfl-asr":
         corpus = dataset or "synthetic"
         result = pfl_asr.reproduce(table, out or Path(f"{folder}-{corpus}"), corpus, seeds, workers, quiet=as_json)
+    elif paper == "car":
+        named = f"{folder}-{encoder}{'' if limit is None else f'-{limit}'}"
+        result = car.reproduce(table, out or Path(named), encoder, limit, seeds, workers, quiet=as_json)
     elif what == "norm/quadratics":
         result = norm.quadratics(folder, seeds, workers, quiet=as_json)
     elif what == "norm/table1":
@@ -225,7 +233,7 @@ def reproduce(
         )
     else:
         raise UserError(
-            f"cannot reproduce {what!r}; expected norm/quadratics, norm/table1 or pfl-asr/TABLE; see --help"
+            f"cannot reproduce {what!r}; expected norm/quadratics, norm/table1, pfl-asr/TABLE or car/TABLE; see --help"
         )
     if as_json:
         _print_json({"rows": result.rows, "claims": result.claims})
@@ -299,7 +307,7 @@ def _show_summary(summary: dict[str, Any], out: Path, as_json: bool) -> None:
     for name, value in summary["metrics_mean_of_last"].items():
         table.add_row(f"{name}, mean of the last steps", _number(value))
     if summary["epsilon"] is None:
-        table.add_row("privacy", "none: no guarantee")
+        table.add_row("privacy", summary.get("guarantee", "none: no guarantee"))
     else:
         table.add_row("epsilon", f"{shown(summary['epsilon'])} at delta {summary['delta']:g}")
         table.add_row("accounted by", f"{summary['accountant'].upper()}, {summary['sampler']}, {summary['adjacency']}")
@@ -308,6 +316,8 @@ def _show_summary(summary: dict[str, Any], out: Path, as_json: bool) -> None:
         table.add_row(f"left out: {reason}", str(count))
     table.add_row("central steps", f"{summary['steps']} in {summary['seconds']:.1f} s")
     Console().print(table)
+    if summary["mechanism"] == "car adaptive":
+        print(f"{summary['guarantee']}; no epsilon is stated")
     print(f"model, ledger and page: {out}/model.safetensors, {out}/ledger.jsonl, {out}/report.html")
 
 

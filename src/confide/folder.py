@@ -25,12 +25,13 @@ import torch
 import yaml
 from torch import Tensor
 
-from confide import checkpoint, recipe
+from confide import checkpoint, fingerprint, recipe
 from confide.checkpoint import State
 from confide.engines.engine import Engine, traits
 from confide.engines.ranks import LostRank, Place
 from confide.errors import Stopped, UserError
 from confide.federated import items
+from confide.federated.car_adaptive import NO_GUARANTEE, CarAdaptive
 from confide.federated.items import Items
 from confide.federated.task import Task
 from confide.files import write_atomically
@@ -155,6 +156,15 @@ def check_ledger(folder: Path) -> dict[str, Any]:
     }
 
 
+def guarantee(recipe: Recipe, epsilon: float | None) -> str:
+    """What a run promises, in a line; where it promises nothing, why."""
+    if isinstance(recipe.bounding.adaptive, CarAdaptive):
+        return NO_GUARANTEE
+    if epsilon is None:
+        return "none: no guarantee"
+    return f"epsilon {accountant.shown(epsilon)} at delta {recipe.privacy.delta:g}"
+
+
 def finite(value: float) -> float | None:
     """JSON has no infinity; an epsilon without a guarantee is null."""
     return value if math.isfinite(value) else None
@@ -215,6 +225,7 @@ def _open_ledger(folder: Path, wanted: Recipe, header: dict[str, Any]) -> Ledger
     book = Ledger.read(path)
     if book.header.get("recipe") != wanted.digest:
         raise UserError(_CHANGED.format(folder / RECIPE))
+    fingerprint.check(folder, book.header, header)
     return book
 
 
@@ -265,7 +276,7 @@ def _go_on(folder: Path, loop: Loop, state: State, quiet: bool) -> dict[str, Any
                 _write_line(layers, record.pop("layers"))
             _write_record(metrics, board, record)
             _write_line(times, {name: round(seconds, 5) for name, seconds in spent.items()})
-            reporter.advance(f"{note} {_epsilon_text(record['epsilon'])}".strip())
+            reporter.advance(f"{note} {_epsilon_text(loop.recipe, record['epsilon'])}".strip())
             if state.step % every == 0 or stop.asked:
                 _sync(metrics, layers, times)
                 _save(folder, loop, state)
@@ -313,6 +324,7 @@ def _finish(folder: Path, loop: Loop, state: State) -> dict[str, Any]:
     metrics, found = scored(loop.task, model)
     if found is not None:
         items.write(folder, found)
+    follows = isinstance(loop.recipe.bounding.adaptive, CarAdaptive)
     summary: dict[str, Any] = {
         "task": loop.task.name,
         "metric": loop.task.metric,
@@ -325,8 +337,9 @@ def _finish(folder: Path, loop: Loop, state: State) -> dict[str, Any]:
         "noise_source": spent["noise_source"],
         "for_release": spent["for_release"],
         "releases": spent["releases"],
-        "mechanism": loop.recipe.privacy.mechanism,
-        "trust": loop.recipe.privacy.trust,
+        "mechanism": "car adaptive" if follows else loop.recipe.privacy.mechanism,
+        "guarantee": guarantee(loop.recipe, spent["epsilon"]),
+        "trust": "local" if follows else loop.recipe.privacy.trust,
         "sampler": loop.plan.sampler,
         "noise_multiplier": loop.plan.event.noise_multiplier,
         "cohort": loop.plan.cohort_size,
@@ -336,6 +349,7 @@ def _finish(folder: Path, loop: Loop, state: State) -> dict[str, Any]:
         "skipped": getattr(loop.task, "left_out", {}),
         "seed": loop.recipe.run.seed,
         "recipe": loop.recipe.digest,
+        "inputs": fingerprint.of_task(loop.task),
         "ledger_head": spent["last_hash"],
         "environment": surroundings(),
     }
@@ -391,5 +405,7 @@ def _json_safe(value: Any) -> Any:
     return finite(value) if isinstance(value, float) else value
 
 
-def _epsilon_text(epsilon: float | None) -> str:
+def _epsilon_text(recipe: Recipe, epsilon: float | None) -> str:
+    if isinstance(recipe.bounding.adaptive, CarAdaptive):
+        return "no formal guarantee"
     return "no privacy" if epsilon is None else f"epsilon {epsilon:.2f}"

@@ -26,6 +26,7 @@ from confide.convex.logistic import LogisticSettings
 from confide.convex.quadratics import QuadraticSettings
 from confide.errors import UserError
 from confide.federated.bounding import Bounding
+from confide.federated.car_adaptive import CarAdaptive
 from confide.federated.custom import PythonTaskSettings
 from confide.federated.local import LocalTraining
 from confide.federated.optimisers import Optimiser
@@ -303,13 +304,13 @@ def _limits(node: Any) -> str:
 
 
 def _resolve(node: Any, document: Any, given: Any) -> Any:
+    sections = [option for option in node.get("anyOf", []) if "$ref" in option or "discriminator" in option]
+    if len(sections) == 1:  # a section that may be left out
+        node = sections[0]
     if "discriminator" in node:
         mapping = node["discriminator"]["mapping"]
         kind = given.get("kind") if isinstance(given, dict) else None
         node = {"$ref": mapping.get(kind, next(iter(mapping.values())))}
-    sections = [option for option in node.get("anyOf", []) if "$ref" in option]
-    if len(sections) == 1:  # a section that may be left out
-        node = sections[0]
     if "$ref" in node:
         node = document["$defs"][node["$ref"].rsplit("/", 1)[1]]
     return node
@@ -337,6 +338,17 @@ def _check_seconds(task: Any, local: LocalTraining) -> list[str]:
 
 def _check_noise(privacy: Privacy, bounding: Bounding) -> list[str]:
     given = [n for n in ("target_epsilon", "noise_multiplier", "noise_scale") if getattr(privacy, n) is not None]
+    if isinstance(bounding.adaptive, CarAdaptive):
+        given += ["delta"] if privacy.delta is not None else []
+        given += ["source"] if privacy.source == "system" else []
+        given += ["trust"] if privacy.trust == "local" else []
+        given = ["mechanism"] if privacy.mechanism != "none" else given
+        return [
+            f"privacy.{n}: bounding.adaptive.kind=car brings its own noise (its noise_multiplier) and has "
+            "no formal guarantee; leave the privacy section out, or use a rule with a guarantee (adaptive.kind: "
+            "quantile, or a fixed bound with privacy.trust: local)"
+            for n in given
+        ]
     if privacy.mechanism == "none":
         given += ["trust"] if privacy.trust == "local" else []
         return [f"privacy.{n}: has no meaning with privacy.mechanism=none; use mechanism: gaussian" for n in given]
@@ -359,7 +371,10 @@ def _check_bound(bounding: Bounding) -> list[str]:
     problems = []
     if bounding.rule != "none" and bounding.bound is None:
         problems.append(f"bounding.bound: required with rule {bounding.rule}, a number above 0")
-    if bounding.adaptive is not None and bounding.rule not in ("clip", "per_layer_clip"):
+    if isinstance(bounding.adaptive, CarAdaptive):
+        if bounding.rule != "clip":
+            problems.append(f"bounding.adaptive.kind=car: a client has one bound; use rule: clip, not {bounding.rule}")
+    elif bounding.adaptive is not None and bounding.rule not in ("clip", "per_layer_clip"):
         problems.append(f"bounding.adaptive: only clip and per_layer_clip can follow a quantile, not {bounding.rule}")
     if bounding.split == "learned" and (bounding.rule != "per_layer_clip" or bounding.adaptive is None):
         problems.append(

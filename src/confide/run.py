@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from confide import __version__
+from confide import __version__, fingerprint
 from confide.checkpoint import State
 from confide.engines.costs import expected_costs
 from confide.engines.distributed import Distributed
@@ -28,8 +28,9 @@ from confide.engines.engine import Abandoned, Engine, InProcess, traits
 from confide.engines.processes import Processes
 from confide.engines.ranks import Place
 from confide.errors import UserError
-from confide.federated import optimisers
-from confide.federated.bounding import Bounder, bounder, moved
+from confide.federated import car_adaptive, optimisers
+from confide.federated.bounding import Adaptive, Bounder, bounder, moved
+from confide.federated.car_adaptive import CarAdaptive, Clients
 from confide.federated.cohort import PartTrainer, Tally, part_size
 from confide.federated.parameters import Layout, flatten
 from confide.federated.task import Task
@@ -64,8 +65,10 @@ class Loop:
         parameters = flatten(self.task.initial_parameters())
         state = State(0, parameters, optimisers.init(self.recipe.central, self.layout.views(parameters)))
         state.noise = self.plan.noise_memory(parameters)
-        if self.recipe.bounding.adaptive is not None:
+        if isinstance(self.recipe.bounding.adaptive, Adaptive):
             state.bounds = self.bounder.bounds
+        if isinstance(self.recipe.bounding.adaptive, CarAdaptive):
+            state.clients = car_adaptive.start(self.bounder.sensitivity, len(self.plan.weights)).to_state()
         return state
 
     @property
@@ -86,8 +89,9 @@ class Loop:
         layers = self._layers(state, tally) if self._is_evaluated(t + 1) else None
         noise = None  # where users added their own
         if not traits(self.engine).noisy:
-            noise = self.plan.release(self.total, event, cohort, t, attempt, state.noise)
-        self._adapt(state, tally, event, attempt)
+            own = self._own_noise(state, tally, cohort)
+            noise = self.plan.release(self.total, event, cohort, t, attempt, state.noise, own)
+        self._adapt(state, tally, event, attempt, cohort)
         released = time.perf_counter()
         self._keep_iterate(state)
         if not self._move(state) or not bool(torch.isfinite(state.parameters).all()):
@@ -100,6 +104,8 @@ class Loop:
         state.seconds += moved_at - began
         record = _record(state, tally, signal, noise, self.recipe.local.rate(t)) | {"bound": bound}
         record["times"] = {"train": trained - began, "release": released - trained, "move": moved_at - released}
+        if state.clients:
+            record["bound"] = float(state.clients["bounds"].mean())
         if layers is not None:
             record["layers"] = layers | ({} if noise is None else {"noise": self._layer_noise(noise)})
         return record
@@ -116,7 +122,7 @@ class Loop:
         for left in reversed(range(kind.tries)):
             attempt = self.ledger.record(t, event, environment(), repeatable) if kind.noisy else -1
             try:
-                tally = self.engine.train(state.parameters, cohort, t, self.total, state.bounds)
+                tally = self.engine.train(state.parameters, cohort, t, self.total, self._bounds(state))
             except Abandoned as too_few:
                 if left == 0:
                     raise
@@ -153,10 +159,30 @@ class Loop:
         sizes = torch.tensor(self.plan.noisy_sizes(self.layout.sizes), dtype=torch.float64)
         return _six_digits(noise * (sizes / sizes.sum()).sqrt())
 
-    def _adapt(self, state: State, tally: Tally, event: Event, attempt: int) -> None:
-        """Move the bounds after a private count of the users that were within them."""
+    def _bounds(self, state: State) -> Tensor | None:
+        """What the users bound their updates to, where that changes from step to step: one for all, or one for each."""
         adaptive = self.recipe.bounding.adaptive
-        if adaptive is not None and state.bounds is not None:
+        if isinstance(adaptive, CarAdaptive):
+            return car_adaptive.bounds_at(adaptive, Clients(**state.clients), state.step)
+        return state.bounds
+
+    def _own_noise(self, state: State, tally: Tally, cohort: np.ndarray) -> np.ndarray | None:
+        """Of CAR's adaptive rule: the deviation of the noise on each user's message."""  # (cohort,)
+        adaptive = self.recipe.bounding.adaptive
+        if not isinstance(adaptive, CarAdaptive):
+            return None
+        norms = torch.tensor(tally.raw_norms, dtype=torch.float64)
+        users = torch.from_numpy(cohort)
+        return car_adaptive.noise_scales(adaptive, Clients(**state.clients), users, norms, state.step).numpy()
+
+    def _adapt(self, state: State, tally: Tally, event: Event, attempt: int, cohort: np.ndarray) -> None:
+        """Move the bounds: after a private count of the users within them, or after each user's own raw norm."""
+        adaptive = self.recipe.bounding.adaptive
+        if isinstance(adaptive, CarAdaptive):
+            norms = torch.tensor(tally.raw_norms, dtype=torch.float64)
+            after = car_adaptive.moved(adaptive, Clients(**state.clients), torch.from_numpy(cohort), norms, state.step)
+            state.clients = after.to_state()
+        if isinstance(adaptive, Adaptive) and state.bounds is not None:
             votes = torch.tensor(tally.votes or [0.0] * len(state.bounds), dtype=torch.float64)
             shares = self.plan.noisy_shares(votes, event, state.step, attempt)
             state.bounds = moved(state.bounds, shares, adaptive, self.bounder.bounds)
@@ -236,7 +262,7 @@ def make_loop(
         trainer = _part_trainer(recipe, task, layout, weights, like)
         engine = InProcess(trainer) if here is None else Distributed(recipe.model_dump_json(), trainer, here)
     try:
-        ledger = open_ledger(ledger_header(recipe, plan))
+        ledger = open_ledger(ledger_header(recipe, plan, task))
     except BaseException:
         engine.close()
         raise
@@ -311,8 +337,9 @@ def environment() -> str:
     return hashlib.sha256("/".join(map(str, facts)).encode()).hexdigest()[:16]
 
 
-def ledger_header(recipe: Recipe, plan: Plan) -> dict[str, Any]:
+def ledger_header(recipe: Recipe, plan: Plan, task: Task) -> dict[str, Any]:
     return {
+        fingerprint.KEY: fingerprint.of_task(task),
         "recipe": recipe.digest,
         "delta": plan.delta,
         "accountant": plan.accountant,

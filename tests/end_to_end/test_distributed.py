@@ -41,6 +41,7 @@ pytestmark = [
 # The plain path, so that every user is a part of its own.
 PLAIN = ["local.gradient_clip=10"]
 ADAPTIVE = ["bounding.adaptive={count_noise: 2}"]
+CAR = ["privacy={}", "bounding.adaptive={kind: car, warm_up: 2}"]
 Hook = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -154,8 +155,8 @@ def same(one: Path, other: Path) -> bool:
 
 @pytest.mark.parametrize(
     ("count", "sets", "hook"),
-    [(1, [], None), (2, [], None), (3, ADAPTIVE, one_slot)],
-    ids=["1", "2", "3, adaptive bounds, many windows"],
+    [(1, [], None), (2, [], None), (3, ADAPTIVE, one_slot), (2, CAR, one_slot)],
+    ids=["1", "2", "3, adaptive bounds, many windows", "2, a bound for every user"],
 )
 def test_any_number_of_ranks_leaves_the_bytes_of_one_process(
     count: int, sets: list[str], hook: Hook | None, tiny: str, straight: Callable[..., Path], tmp_path: Path

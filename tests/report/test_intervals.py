@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from confide.errors import UserError
-from confide.federated.items import Items, digest, grouped
+from confide.federated.items import Items, grouped
+from confide.fingerprint import digest
 from confide.report.intervals import difference, holm, interval
 
 

@@ -100,6 +100,25 @@ def test_a_table_with_ids_takes_the_texts_from_the_documents_file(tmp_path: Path
     assert set(corpus.train.groups) == {"client 0", "client 1", "client 2"}
 
 
+def test_settings_are_chosen_on_training_rows_alone() -> None:
+    """With a part held out, training and evaluation together are the training rows, and the test is not touched."""
+    whole = _read(kind="embedded")
+    held = _read(kind="embedded", held_out=0.25)
+    assert sorted([*held.train.texts, *held.test.texts]) == sorted(whole.train.texts)
+    assert len(held.test) == pytest.approx(0.25 * len(whole.train), rel=0.05)
+    assert held.documents == whole.documents
+
+
+def test_a_label_that_no_training_query_has_is_left_out_of_the_test_and_counted(tmp_path: Path) -> None:
+    """Nothing could retrieve it; without the count its queries would be missing from the score unseen."""
+    rows = ['"1","War","somewhere"', '"2","Match","won"', '"1","Peace","at last"', '"2","Cup","lost"']
+    (tmp_path / "train.csv").write_text("\n".join(rows))
+    (tmp_path / "test.csv").write_text("\n".join([*rows[:2], '"4","Chip","faster"']))
+    corpus = _read(kind="ag_news", folder=tmp_path)
+    assert [document.id for document in corpus.documents] == ["World", "Sports"]
+    assert (len(corpus.test), corpus.left_out) == (2, {"unknown document": 1})
+
+
 def test_what_cannot_be_used_is_counted(tmp_path: Path) -> None:
     documents = (
         DOCUMENTS + DOCUMENTS.splitlines()[0] + '\n{"id": "c", "text": "Nobody asks"}\n{"id": "d", "text": ""}\n'

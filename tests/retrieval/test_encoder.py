@@ -7,12 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch.nn import functional
 
 from confide.errors import UserError
-from confide.retrieval.encoder import Encoder, EncoderSettings
+from confide.retrieval.encoder import Encoder, EncoderSettings, length_groups
 
 TINY = ["the cat", "dogs ran far away from home while birds sang in old trees", "water", "a mat on the mat"]
 REAL = [
@@ -33,9 +37,9 @@ def test_a_vector_does_not_depend_on_the_neighbours_in_its_batch(
 ) -> None:
     encoder = tiny_encoder(kind, pooling)
     adapter = encoder.adapter() + 0.1 * torch.randn(16, 16, generator=torch.Generator().manual_seed(1))
-    for given in (None, adapter):
-        together = encoder.hidden(encoder.tokens(TINY), given)
-        torch.testing.assert_close(together, _alone(encoder, TINY, given), atol=1e-5, rtol=0)
+    for matrix in (None, adapter):
+        together = encoder.hidden(encoder.tokens(TINY), matrix)
+        torch.testing.assert_close(together, _alone(encoder, TINY, matrix), atol=1e-5, rtol=0)
     assert (together[0] - together[1]).abs().max() > 0.01  # and texts do differ
 
 
@@ -47,6 +51,32 @@ def test_a_real_models_vector_does_not_depend_on_the_neighbours_in_its_batch(
     encoder = real_encoder(name, pooling)
     with torch.no_grad():
         torch.testing.assert_close(encoder.hidden(encoder.tokens(REAL)), _alone(encoder, REAL), atol=1e-4, rtol=0)
+
+
+@settings(deadline=None)
+@given(lengths=st.lists(st.integers(1, 256), min_size=1, max_size=64).map(lambda found: np.array(found)))
+def test_passes_by_length_have_every_row_once_and_never_more_tokens(lengths: NDArray[np.int64]) -> None:
+    groups = length_groups(lengths)
+    assert sorted(np.concatenate(groups).tolist()) == list(range(len(lengths)))
+    assert sum(len(rows) * lengths[rows].max() for rows in groups) <= len(lengths) * lengths.max()
+
+
+@pytest.mark.parametrize(("kind", "pooling"), KINDS)
+def test_passes_by_length_change_neither_vectors_nor_gradients(
+    tiny_encoder: Callable[..., Encoder], monkeypatch: pytest.MonkeyPatch, kind: str, pooling: str
+) -> None:
+    """One pass for the whole batch is the reference."""
+    encoder = tiny_encoder(kind, pooling)
+    batch = encoder.tokens([*TINY, "birds sang", TINY[1]])
+    found = []
+    for tokens in (10**9, 0):
+        monkeypatch.setattr("confide.retrieval.encoder._PASS_TOKENS", tokens)
+        adapter = encoder.adapter().requires_grad_()
+        hidden = encoder.hidden(batch, adapter)
+        found.append((hidden.detach(), *torch.autograd.grad(hidden.square().sum(), adapter)))
+    assert len(length_groups(batch.lengths.numpy())) > 2
+    for reference, grouped in zip(*found, strict=True):
+        torch.testing.assert_close(grouped, reference, atol=1e-4, rtol=1e-5)
 
 
 def test_the_real_masked_model_knows_what_texts_mean(real_encoder: Callable[..., Encoder]) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -23,9 +24,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from confide.convex import datasets
-from confide.federated.items import Items, digest
+from confide.federated.items import Items
 from confide.federated.local import LocalTraining, Updates
 from confide.federated.parameters import Layout
+from confide.fingerprint import digest
 from confide.randomness import generator
 
 
@@ -56,6 +58,12 @@ class LogisticRegression:
         )  # (users, m)
         self._gram: Tensor | None = None
 
+    @cached_property
+    def fingerprint(self) -> dict[str, str]:
+        own = self.data
+        arrays = (own.train_features, own.train_labels, own.test_features, own.test_labels, self.held)
+        return {"the users' data": digest(arrays)}
+
     @property
     def examples(self) -> np.ndarray:
         return np.full(self.held.shape[0], self.held.shape[1], dtype=np.int64)
@@ -78,20 +86,23 @@ class LogisticRegression:
         return functional.cross_entropy(logits, labels) + 0.5 * self.l2 * size
 
     def evaluate(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
-        return self.scored(parameters)[0]
+        return self._tested(parameters)[0]
 
     def scored(self, parameters: Mapping[str, Tensor]) -> tuple[dict[str, float], Items]:
         """The evaluation, and which examples are right."""
+        metrics, right = self._tested(parameters)
+        labels = self.data.test_labels
+        items = Items(
+            "accuracy", "higher", 1.0, "class", False, tuple(map(str, range(self.data.classes))), labels.numpy(),
+            right.numpy(), np.ones(len(labels)), digest([self.data.test_features, labels]),
+        )  # fmt: skip
+        return metrics, items
+
+    def _tested(self, parameters: Mapping[str, Tensor]) -> tuple[dict[str, float], Tensor]:
         labels = self.data.test_labels
         logits = functional.linear(self.data.test_features, parameters["weight"], parameters["bias"])
         right = (logits.argmax(dim=1) == labels).double()
-        metrics = {"accuracy": float(right.mean()), "test_loss": float(functional.cross_entropy(logits, labels))}
-        held = (self.data.test_features.contiguous().numpy().tobytes(), labels.numpy().tobytes())
-        items = Items(
-            "accuracy", "higher", 1.0, "class", False, tuple(map(str, range(self.data.classes))), labels.numpy(),
-            right.numpy(), np.ones(len(labels)), digest(held),
-        )  # fmt: skip
-        return metrics, items
+        return {"accuracy": float(right.mean()), "test_loss": float(functional.cross_entropy(logits, labels))}, right
 
     def users_at_once(self, local: LocalTraining) -> int:
         mini = local.batch_size is not None and local.batch_size < self.held.shape[1]

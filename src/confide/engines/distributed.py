@@ -81,18 +81,19 @@ class Member:
     def train(self, central: Tensor, job: Job) -> tuple[Tally, np.ndarray, int | None]:
         """Add the cohort up into the slices; also the seconds of each part, and a rank that failed, if one did."""
         tally, seconds, when = Tally(), np.zeros(len(job.parts)), f"in central step {job.step + 1}"
-        votes = 0 if job.bounds is None else len(job.bounds)
+        raw = self.trainer.bounder.per_user
+        votes = 0 if job.bounds is None or raw else len(job.bounds)
         self.slice.zero_()
         for window in self.windows(len(job.parts)):
             owners = job.owners[window]
             mine = self._train_mine(central, job, window[owners == self.here.rank])
             with together(when):
-                rows = self._share(mine, owners, votes)
+                rows = self._share(mine, owners, votes + (self.part_size if raw else 0))
             for part, row in zip(window, rows, strict=True):
                 if row[0]:
                     return tally, seconds, int(job.owners[part])
                 seconds[part] = row[1]
-                tally.add(_tally(row[2:], len(self.trainer.layout.names), votes))
+                tally.add(_tally(row[2:], len(self.trainer.layout.names), votes, len(job.parts[part]) if raw else 0))
             with together(when):
                 self._add(owners)
         return tally, seconds, None
@@ -113,10 +114,10 @@ class Member:
             done.append([0.0, time.perf_counter() - began, *_row(tally)])
         return done
 
-    def _share(self, mine: list[list[float]], owners: np.ndarray, votes: int) -> list[list[float]]:
-        """Everybody's rows, in the order of the parts."""
+    def _share(self, mine: list[list[float]], owners: np.ndarray, more: int) -> list[list[float]]:
+        """Everybody's rows, in the order of the parts; each has room for so many votes or raw norms."""
         most, layers = int(np.bincount(owners).max()), len(self.trainer.layout.names)
-        table = torch.zeros((most, 2 + len(_SCALARS) + len(_PER_LAYER) * layers + votes), dtype=torch.float64)
+        table = torch.zeros((most, 2 + len(_SCALARS) + len(_PER_LAYER) * layers + more), dtype=torch.float64)
         for place, row in enumerate(mine):
             table[place, : len(row)] = torch.tensor(row, dtype=torch.float64)
         tables = [torch.empty_like(table) for _ in range(self.here.ranks)]
@@ -300,20 +301,22 @@ def _places(owners: np.ndarray) -> list[tuple[int, int]]:
 
 
 _PER_LAYER = ("layer_norms", "layer_norms_squared", "layer_bounded", "layer_clipped")
-_SCALARS = tuple(field.name for field in fields(Tally) if field.name not in (*_PER_LAYER, "votes"))
+_OWN = ("votes", "raw_norms")
+_SCALARS = tuple(field.name for field in fields(Tally) if field.name not in (*_PER_LAYER, *_OWN))
 
 
 def _row(tally: Tally) -> list[float]:
     """A tally as numbers; doubles hold all of them exactly."""
-    lists = [value for name in (*_PER_LAYER, "votes") for value in getattr(tally, name)]
+    lists = [value for name in (*_PER_LAYER, *_OWN) for value in getattr(tally, name)]
     return [float(getattr(tally, name)) for name in _SCALARS] + lists
 
 
-def _tally(row: list[float], layers: int, votes: int) -> Tally:
+def _tally(row: list[float], layers: int, votes: int, raw: int) -> Tally:
     tally, rest = Tally(), iter(row)
     for name in _SCALARS:
         setattr(tally, name, type(getattr(tally, name))(next(rest)))
     for name in _PER_LAYER:
         setattr(tally, name, list(islice(rest, layers)))
     tally.votes = list(islice(rest, votes))
+    tally.raw_norms = list(islice(rest, raw))
     return tally

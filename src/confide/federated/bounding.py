@@ -18,7 +18,8 @@ With `adaptive`, the bounds of the two clip rules follow a quantile of the users
 
 where b is the released share of users whose norm was at most C (Andrew et al. 2021, "Differentially private learning
 with adaptive clipping", eq. 3 and Algorithm 1); per layer, each C_h has a counter of its own. The counts are released
-with noise by the plan, which charges for them.
+with noise by the plan, which charges for them. `kind: car` is CAR's moving average of raw norms instead: a bound for
+every user, its own noise, and no formal guarantee (see `car_adaptive`).
 
 C_h is C / sqrt(H) ("uniform"), C sqrt(d_h / sum d) ("dim"), C sqrt(a_h d_h / sum a d) ("weighted"), or one of two that
 the papers do not have; every split has the same noise and the same guarantee, since the squares sum to C^2:
@@ -46,12 +47,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor
 
+from confide.federated.car_adaptive import CarAdaptive
 from confide.federated.parameters import Layout
 
 ROUNDING = 1.0 - 1e-6
@@ -62,6 +64,7 @@ class Adaptive(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    kind: Literal["quantile"] = "quantile"
     quantile: float = Field(0.5, ge=0, le=1, description="gamma: this share of users should be within the bound")
     learning_rate: float = Field(0.2, gt=0, le=10, description="eta_C: how fast the bound moves, in its logarithm")
     count_noise: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
@@ -91,11 +94,17 @@ class Bounding(BaseModel):
         description="for split weighted: pattern of tensor names to a_h; the first match counts, others are 1",
     )
 
-    adaptive: Adaptive | None = Field(
+    adaptive: Annotated[Adaptive | CarAdaptive, Field(discriminator="kind")] | None = Field(
         None,
         description="for clip and per_layer_clip: let the bound follow a private quantile; `bound` is its start. With "
-        "split: learned, `bound` stays and its split follows the quantiles",
+        "split: learned, `bound` stays and its split follows the quantiles. For clip also kind car, CAR's moving "
+        "average, with noise of its own and no formal guarantee",
     )
+
+    @field_validator("adaptive", mode="before")
+    @classmethod
+    def _quantile_unless_said(cls, given: Any) -> Any:
+        return {"kind": "quantile", **given} if isinstance(given, dict) else given
 
     @property
     def per_layer(self) -> bool:
@@ -111,6 +120,9 @@ class Bounder:
     layer_bounds: Tensor  # (layers,) C_h, with sum of squares C^2
     roots: Tensor | None = None  # (layers,) d_h^(1/4), where the split is learned
     quantiles: Tensor | None = None  # (layers,) q_h, where the split is learned
+    per_user: bool = False
+    """Whether every user has a bound of its own (CAR's adaptive rule)."""
+    own: Tensor | None = None  # (users,) C_i, where every user has its own
 
     @property
     def bounds(self) -> Tensor:
@@ -124,6 +136,8 @@ class Bounder:
         """The same rule with other bounds."""
         if bounds is None:
             return self
+        if self.per_user:
+            return replace(self, own=bounds)
         if self.roots is not None:
             split = allocated(self.sensitivity, bounds, self.roots)
             return replace(self, layer_bounds=split, quantiles=bounds)
@@ -140,11 +154,17 @@ class Bounder:
         total = torch.linalg.vector_norm(norms, dim=1, keepdim=True)
         return torch.where(total <= self.sensitivity, 0.5, -0.5).double()
 
+    def of(self, users: Tensor) -> Bounder:
+        """The rule for these users alone, where each has a bound of its own."""
+        return self if self.own is None else replace(self, own=self.own[users])
+
     def factors(self, norms: Tensor) -> Tensor:
         """Factor per user and tensor from the norms of the users' tensors."""  # (users, layers) -> (users, layers)
         if self.rule == "none":
             return torch.ones_like(norms)
         total = torch.linalg.vector_norm(norms, dim=1, keepdim=True)  # (users, 1)
+        if self.own is not None:
+            return torch.clamp(self.own[:, None] / total, max=1.0).expand_as(norms) * ROUNDING
         if self.rule == "clip":
             return torch.clamp(self.sensitivity / total, max=1.0).expand_as(norms) * ROUNDING
         if self.rule == "normalise":
@@ -181,7 +201,8 @@ def bounder(settings: Bounding, layout: Layout) -> Bounder:
     if settings.split == "learned":  # begins with dim: q_h = C_h
         roots = torch.tensor(layout.sizes, dtype=torch.float64).pow(0.25)
         return Bounder(settings.rule, settings.bound, layer_bounds, roots, layer_bounds)
-    return Bounder(settings.rule, settings.bound, layer_bounds)
+    per_user = isinstance(settings.adaptive, CarAdaptive)
+    return Bounder(settings.rule, settings.bound, layer_bounds, per_user=per_user)
 
 
 def moved(bounds: Tensor, shares: Tensor, settings: Adaptive, start: Tensor) -> Tensor:

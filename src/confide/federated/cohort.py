@@ -43,11 +43,15 @@ class Tally:
     """Of each tensor: the norm, its square, the norm once bounded, and how many users' were shortened."""
     votes: list[float] = field(default_factory=list)
     """For an adaptive bound: each counter's sum of +1/2 for a user within it and -1/2 for one beyond."""
+    raw_norms: list[float] = field(default_factory=list)
+    """For bounds of the users' own, and only then: each user's norm, in their order; NaN if nothing is sent."""
 
     def add(self, other: Tally) -> None:
         for each in fields(self):
             mine, theirs = getattr(self, each.name), getattr(other, each.name)
-            if isinstance(mine, list):
+            if each.name == "raw_norms":
+                self.raw_norms = mine + theirs
+            elif isinstance(mine, list):
                 theirs = [a + b for a, b in zip(mine, theirs, strict=True)] if mine and theirs else mine or theirs
                 setattr(self, each.name, theirs)
             else:
@@ -91,8 +95,14 @@ class PartTrainer:
     ) -> Tally:
         """Add sum_k w_k bound(delta_k) over `users` to `into`. Adaptive bounds are given; others are known."""
         tally, rule = Tally(), self.bounder.at(bounds)
+        vote = bounds is not None and not rule.per_user
+        order: list[int] = []
         for some, updates in self._updates(central, users, step):
-            tally.add(self._add(updates, some, into, rule, bounds is not None))
+            tally.add(self._add(updates, some, into, rule, vote))
+            order += some.tolist()
+        if rule.per_user:  # a short cut may have taken some users first
+            norms = dict(zip(order, tally.raw_norms, strict=True))
+            tally.raw_norms = [norms[user] for user in users.tolist()]
         return tally
 
     def _updates(self, central: Tensor, users: np.ndarray, step: int) -> Iterator[tuple[np.ndarray, Updates]]:
@@ -112,7 +122,7 @@ class PartTrainer:
         finite = torch.isfinite(updates.norms).all(dim=1) & torch.isfinite(updates.losses)  # (users,)
         norms = torch.where(finite[:, None], updates.norms, 0.0)
         # A user whose loss or update is not finite contributes zero and is counted.
-        factors = torch.where(finite[:, None], rule.factors(norms), 0.0)  # (users, layers)
+        factors = torch.where(finite[:, None], rule.of(torch.from_numpy(users)).factors(norms), 0.0)  # (users, layers)
         updates.weighted_sum(factors * self.weights[users][:, None], into)
         lengths = torch.linalg.vector_norm(norms, dim=1)
         return Tally(
@@ -128,4 +138,5 @@ class PartTrainer:
             layer_bounded=(norms * factors).sum(dim=0).tolist(),
             layer_clipped=((factors < ROUNDING) & finite[:, None]).sum(dim=0).double().tolist(),
             votes=torch.where(finite[:, None], rule.votes(norms), 0.0).sum(dim=0).tolist() if vote else [],
+            raw_norms=torch.where(finite, lengths, torch.nan).tolist() if rule.per_user else [],
         )

@@ -6,9 +6,8 @@ accuracy. `test` names the test set by its content, so that runs on different on
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -95,15 +94,6 @@ def grouped(names: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray]:
     """The different names, and of each entry the place of its name among them."""
     unique, places = np.unique(np.asarray(names, dtype=np.str_), return_inverse=True)
     return tuple(map(str, unique)), places.astype(np.int64)
-
-
-def digest(parts: Iterable[str | bytes]) -> str:
-    """A name for a test set: the same for the same content in the same order."""
-    found = hashlib.sha256()
-    for part in parts:
-        raw = part.encode() if isinstance(part, str) else part
-        found.update(len(raw).to_bytes(8, "little") + raw)
-    return found.hexdigest()[:16]
 
 
 def write(folder: Path, items: Items) -> None:

@@ -12,7 +12,10 @@ from confide.federated.local import LocalTraining, Updates
 
 
 class Task(Protocol):
-    """A learning problem split over users."""
+    """A learning problem split over users.
+
+    A task may also have a `fingerprint`: digests of what it was made from, by name (see `confide.fingerprint`).
+    """
 
     name: str
     metric: str

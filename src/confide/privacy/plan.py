@@ -9,6 +9,9 @@ correlated over steps, for a schedule in place of sampling (DP-FTRL; see `factor
 event has a noise multiplier of 0, so nothing can take it for a guarantee. `none`: no noise and no guarantee. Two kinds
 of trust. `central`: the noise is on the sum that the server releases. `local`: every user's
 message carries its own, and the server itself is kept from knowing (CAR's local DP with a fixed bound).
+
+With CAR's adaptive rule (`bounding.adaptive: {kind: car}`) the messages carry noise too, but its scale follows the raw
+norms: the event has a noise multiplier of 0 and no sensitivity, so that nothing can take it for a guarantee.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from torch import Tensor
 
 from confide.errors import UserError
 from confide.federated.bounding import Adaptive
+from confide.federated.car_adaptive import CarAdaptive, multiplier
 from confide.federated.parameters import Layout, norm
 from confide.privacy import factorisation, noise
 from confide.privacy.accountant import Accountant, check_supported, epsilon, noise_multiplier
@@ -126,12 +130,24 @@ class Plan:
         return factorisation.init(len(self.coefficients), like) if self.coefficients else {}
 
     def release(
-        self, total: Tensor, event: Event, cohort: np.ndarray, step: int, attempt: int, memory: dict[str, Tensor]
+        self,
+        total: Tensor,
+        event: Event,
+        cohort: np.ndarray,
+        step: int,
+        attempt: int,
+        memory: dict[str, Tensor],
+        own: np.ndarray | None = None,
     ) -> float | None:
         """Add the noise to g = (1/q) sum w_k Delta_k, in place, and return the noise's norm; none without noise.
 
-        Call only once the ledger has the release.
+        `own`, of CAR's adaptive rule, is the deviation on each user's message. Call only once the ledger has the
+        release.
         """
+        if own is not None:
+            if not own.any():
+                return None
+            return self._from_users(total, cohort, own * self.weights[cohort] / self.rate, step, attempt)
         if self.spans and event.sensitivity is not None:
             return self._partial(total, self.partial_multiplier * event.sensitivity, cohort, step, attempt)
         if not event.private or event.sensitivity is None:
@@ -221,12 +237,17 @@ def make_plan(
     bound: float,
     steps: int,
     seed: int,
-    adaptive: Adaptive | None = None,
+    adaptive: Adaptive | CarAdaptive | None = None,
     counters: int = 0,
     spans: Spans = (),
 ) -> Plan:
     """Build the plan, calibrate its noise and refuse what cannot be accounted for, before anything is trained."""
     population = len(weights)
+    follows_norms = isinstance(adaptive, CarAdaptive)
+    if isinstance(adaptive, CarAdaptive):
+        multiplier(adaptive, population)  # refuses a noise that leaves nothing for the update
+        if privacy.mechanism != "none":
+            raise UserError("bounding.adaptive.kind=car brings its own noise; it needs privacy.mechanism=none")
     if sampling.cohort > population:
         raise UserError(
             f"sampling.cohort={sampling.cohort} is larger than the population of {population} users; "
@@ -235,9 +256,10 @@ def make_plan(
     kind = sampler_of(sampling, population)
     separation = factorisation.cyclic_separation(population, sampling.cohort) if kind == "cyclic" else 0
     rate = 1 / separation if separation else sampling.cohort / population
-    local = privacy.trust == "local"
+    local = privacy.trust == "local" or follows_norms
     # One user moves g = (1/q) sum w_k Delta_k by at most this; a message is moved by the bound itself.
     reach = 1.0 if local else float(weights.max()) / rate
+    reach = math.inf if follows_norms else reach  # nothing that is stated bounds a message
     sensitivity = bound * reach
     bare = Event(
         "local" if local else kind, rate, sampling.cohort, population, 0.0,
@@ -256,7 +278,7 @@ def make_plan(
             "privacy.mechanism=partial needs tensors to add noise to, privacy.trust=central and no adaptive bound"
         )
     event = replace(bare, noise_multiplier=0.0 if partial else z)
-    if adaptive is not None:
+    if isinstance(adaptive, Adaptive):
         # A twentieth of the cohort, as its authors advise, but never so little that the counters take more than a
         # fifth of the budget.
         least = max(rate * population / 20, z * math.sqrt(counters / 0.8))

@@ -12,6 +12,7 @@ import math
 from typing import Any
 
 from confide.errors import UserError
+from confide.federated.car_adaptive import NO_GUARANTEE, CarAdaptive
 from confide.federated.items import Items
 from confide.privacy.accountant import shown
 from confide.privacy.planner import Point, grown
@@ -126,6 +127,12 @@ def _promise(recipe: Recipe, summary: dict[str, Any]) -> str:
             f"{'all tensors but ' if recipe.privacy.all_but else ''}{which}"
             f"{f', and {rest:g} times as much to the others' if rest else ''}, to "
             "see what it does there: this run gives <b>no privacy guarantee</b>.</p>"
+        )
+    if isinstance(recipe.bounding.adaptive, CarAdaptive):
+        return (
+            f"<p class=note>Every message carried noise, but this run has <b>{html.escape(NO_GUARANTEE)}</b>; there is "
+            "no epsilon to state. With a guarantee: <code>bounding.adaptive.kind: quantile</code>, or a fixed bound "
+            "with <code>privacy.trust: local</code>.</p>"
         )
     if summary["epsilon"] is None:
         said = "No noise was added: this" if recipe.privacy.mechanism == "none" else "This"

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,11 @@ class SplitSettings(BaseModel):
     drop_duplicates: bool = Field(False, description="keep only the first of texts that are equal but for case")
     limit: int | None = Field(
         None, ge=4, description="use so many examples (of each file, if the test has its own), stratified"
+    )
+    held_out: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None,
+        description="to choose settings: train without this share of the training examples and evaluate on it; the "
+        "test examples are not touched",
     )
 
 
@@ -114,6 +120,9 @@ def assemble(
     else:
         train = _limited(whole, settings.limit, generator(seed, "limit"))
         test = _limited(_numbered(testing, numbers, counts), settings.limit, generator(seed, "limit", 1))
+    if settings.held_out is not None:
+        first, second = train_and_test(train.labels, settings.held_out, generator(seed, "validation"))
+        train, test = train.take(first), train.take(second)
     if not len(train) or not len(test):
         raise UserError(
             f"{name} has {len(train)} training and {len(test)} test queries; expected some of both: give more queries "

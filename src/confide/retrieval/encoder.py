@@ -32,6 +32,8 @@ from torch import Tensor
 from confide.errors import UserError
 from confide.retrieval import weights
 
+# What a further pass of the model costs beside its tokens, in tokens; so much padding has to be saved by it.
+_PASS_TOKENS = 96
 # Configuration entries that do not change a vector.
 _INCIDENTAL = ("transformers_version", "_name_or_path", "dtype", "torch_dtype", "architectures", "use_cache")
 
@@ -157,6 +159,18 @@ class Encoder:
 
     def blocks(self, embeddings: Tensor, mask: Tensor) -> Tensor:
         """Frozen blocks, final norm and pooling of each window on its own."""  # (windows, width)
+        lengths = mask.sum(dim=1)
+        groups = length_groups(lengths.numpy())
+        if len(groups) == 1:
+            return self._pass(embeddings, mask)
+        found = []
+        for rows in map(torch.from_numpy, groups):
+            longest = int(lengths[rows].max())
+            found.append(self._pass(embeddings[rows, :longest], mask[rows, :longest]))
+        return torch.cat(found)[torch.from_numpy(np.argsort(np.concatenate(groups)))]
+
+    def _pass(self, embeddings: Tensor, mask: Tensor) -> Tensor:
+        """One call of the model."""  # (windows, width)
         states = self.model(inputs_embeds=embeddings, attention_mask=mask).last_hidden_state
         if self.settings.pooling == "last":
             last = mask.sum(dim=1) - 1
@@ -184,6 +198,25 @@ class Encoder:
         limit = self._room * self.settings.max_windows
         pieces = [plain[start : start + self._room] for start in range(0, min(len(plain), limit), self._room)]
         return [[*self._before, *piece, *self._after] for piece in pieces or [[]]], len(plain) <= limit
+
+
+def length_groups(lengths: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Rows of a batch cut into passes of similar lengths, where that saves more padding than a pass costs.
+
+    Halves again and again: the rows, longest first, are cut where most padded tokens are saved.
+    """
+    waiting, groups = [np.argsort(-lengths, kind="stable")], []
+    while waiting:
+        rows = waiting.pop()
+        own = lengths[rows]  # descending
+        heads = np.arange(1, len(rows))
+        saved = (own[0] - own[1:]) * (len(rows) - heads)  # tokens that the shorter part need not be padded to
+        if len(heads) and saved.max() > _PASS_TOKENS:
+            cut = int(saved.argmax()) + 1
+            waiting += [rows[cut:], rows[:cut]]
+        else:
+            groups.append(rows)
+    return groups
 
 
 def join_windows(vectors: Tensor, batch: Batch) -> Tensor:

@@ -14,6 +14,7 @@ central can be any optimiser of the loop.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,9 @@ import torch
 from torch import Tensor
 
 from confide.errors import UserError
-from confide.federated.items import Items, digest, grouped
+from confide.federated.items import Items, grouped
 from confide.federated.local import LocalTraining
+from confide.fingerprint import digest
 from confide.randomness import generator
 from confide.retrieval.corpora import read_data
 from confide.retrieval.encoder import Batch
@@ -65,6 +67,17 @@ class Retrieval:
             self.states = every
         self._labels = torch.from_numpy(train.labels)
         self._document_tokens: Batch | None = None
+
+    @cached_property
+    def fingerprint(self) -> dict[str, str]:
+        corpus = self.corpus
+        documents = [part for document in corpus.documents for part in (document.id, document.text)]
+        return {
+            "the users' data": digest([*corpus.train.texts, corpus.train.labels, *self.clients]),
+            "the test data": digest([*corpus.test.texts, corpus.test.labels]),
+            "the documents": digest(documents),
+            "the encoder": self.encoder.identity[:32],
+        }
 
     @property
     def examples(self) -> np.ndarray:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ import torch
 from torch import Tensor
 
 from confide.errors import UserError
-from confide.federated.items import Items, digest, grouped
+from confide.federated.items import Items, grouped
 from confide.federated.local import LocalTraining
+from confide.fingerprint import digest
 from confide.randomness import generator
 from confide.speech import model
 from confide.speech.augment import augment
@@ -66,6 +68,13 @@ class Speech:
         """How many utterances were skipped, by reason; the summary says so."""
         self.pool = _pooled(self.store, settings.pool, seed) if settings.pool is not None else None
         self._seconds: dict[int, np.ndarray] = {}
+        self._listings = (corpus, test)
+
+    @cached_property
+    def fingerprint(self) -> dict[str, str]:
+        """Of who said what for how long: reading every recording again would take as long as training."""
+        names = ("the users' data", "the test data")
+        return {name: digest(_listed(corpus)) for name, corpus in zip(names, self._listings, strict=True)}
 
     def _open(self, corpus: Corpus, quiet: bool) -> FeatureStore:
         stride = self.settings.model.stride
@@ -187,6 +196,11 @@ def load_start(path: Path, fresh: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _metrics(found: Scores, loss: float) -> dict[str, float]:
     return {"wer": 100 * found.wer.value, "cer": 100 * found.cer.value, "test_loss": loss}
+
+
+def _listed(corpus: Corpus) -> Iterator[str]:
+    for utterance in corpus.utterances():
+        yield from (utterance.id, utterance.speaker, f"{utterance.seconds:.4f}", utterance.text)
 
 
 def _pooled(store: FeatureStore, users: int, seed: int) -> list[Pooled]:

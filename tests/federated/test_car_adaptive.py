@@ -10,17 +10,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from confide.errors import UserError
-from confide.retrieval import car_adaptive
-from confide.retrieval.car_adaptive import CarAdaptive, Clients
+from confide.federated import car_adaptive
+from confide.federated.bounding import Bounder
+from confide.federated.car_adaptive import CarAdaptive, Clients
 
 NORMS = st.lists(st.floats(1e-6, 1e6), min_size=3, max_size=3).map(lambda v: torch.tensor(v, dtype=torch.float64))
 PLAIN = CarAdaptive(decay=0)
 EVERYONE = torch.arange(3)
 
 
+def _factors(bounds: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
+    """As the loop takes them, for the users 0, 1, ..."""
+    rule = Bounder("clip", 1.0, torch.ones(1).double(), per_user=True).at(bounds)
+    return rule.of(torch.arange(len(norms))).factors(norms[:, None])[:, 0]
+
+
 def test_the_defaults_are_the_papers_experiment() -> None:
     assert CarAdaptive().model_dump() == {
-        "noise_multiplier": 0.1, "update_rate": 0.05, "quantile": 0.9, "decay": 0.9, "warm_up": 0,
+        "kind": "car", "noise_multiplier": 0.1, "update_rate": 0.05, "quantile": 0.9, "decay": 0.9, "warm_up": 0,
     }  # fmt: skip
 
 
@@ -64,14 +71,14 @@ def test_bound_and_noise_follow_the_equations(norms: torch.Tensor, bound: float)
 @given(norms=NORMS, bound=st.floats(1e-3, 1e3))
 def test_what_is_sent_is_within_the_clients_own_bound(norms: torch.Tensor, bound: float) -> None:
     bounds = bound * torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
-    factors = car_adaptive.factors(PLAIN, bounds, norms, 0)
+    factors = _factors(bounds, norms)
     assert (factors * norms <= bounds).all()
     assert (factors[norms <= bounds] > 0.99).all()
 
 
 def test_a_zero_update_stays_zero_and_finite() -> None:
     zero = torch.zeros(1, dtype=torch.float64)
-    assert torch.isfinite(car_adaptive.factors(PLAIN, torch.ones(1), zero, 0)).all()
+    assert torch.isfinite(_factors(torch.ones(1).double(), zero)).all()
 
 
 def test_a_bound_is_its_clients_own_and_stays_where_a_client_is_absent() -> None:
@@ -98,11 +105,12 @@ def test_warm_up_neither_bounds_nor_noises_nor_moves() -> None:
     rule, norms = CarAdaptive(warm_up=3), torch.full((3,), 100.0).double()
     clients = car_adaptive.start(1.0, 3)
     for step in range(3):
-        assert car_adaptive.factors(rule, clients.bounds, norms, step).tolist() == [1, 1, 1]
+        free = _factors(car_adaptive.bounds_at(rule, clients, step), norms)
+        assert free.tolist() == pytest.approx([1, 1, 1], abs=2e-6)
         assert car_adaptive.noise_scales(rule, clients, EVERYONE, norms, step).tolist() == [0, 0, 0]
         clients = car_adaptive.moved(rule, clients, EVERYONE, norms, step)
     assert clients.bounds.tolist() == [1, 1, 1]
-    assert car_adaptive.factors(rule, clients.bounds, norms, 3).max() < 0.011
+    assert _factors(car_adaptive.bounds_at(rule, clients, 3), norms).max() < 0.011
     assert car_adaptive.noise_scales(rule, clients, EVERYONE, norms, 3).min() > 0
 
 

@@ -11,8 +11,8 @@ The bound is per client (C_i in eqs 3, 6 and 38 and in Algorithm 1, lines 16-36)
 to round and is never sent. v_i is the upper bound that the paper puts in the place of z_D^2 C_i^2 of the next round.
 
 **No formal guarantee.** Bound and noise are functions of the raw norm ||D_i||, which nothing protects: two data sets of
-one client give noises of different scales, so no epsilon can be stated, and none is. The rule with a guarantee is the
-private quantile (`bounding.adaptive`), or a fixed bound.
+one client give noises of different scales, so no epsilon can be stated, and none is. The rules with a guarantee are the
+private quantile (`bounding.adaptive: {kind: quantile}`) and a fixed bound with `privacy.trust: local`.
 
 Differs from the paper: D_i is the update of a whole round, not of one gradient step, as in section 3.4. The
 experiments name an "EMA decay of 0.9" beside the update rate, which no equation has; `decay` smooths the norms that
@@ -24,13 +24,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from confide.errors import UserError
-from confide.federated.bounding import ROUNDING
+
+NO_GUARANTEE = (
+    "no formal guarantee: CAR's adaptive rule takes bound and noise from the raw norms, which nothing protects"
+)
 
 
 class CarAdaptive(BaseModel):
@@ -38,6 +42,7 @@ class CarAdaptive(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    kind: Literal["car"] = "car"
     noise_multiplier: float = Field(0.1, gt=0, allow_inf_nan=False, description="z, the paper's noise scale")
     update_rate: float = Field(0.05, gt=0, le=1, description="b: how far the bound moves in a round")
     quantile: float = Field(0.9, gt=0, le=1, description="g: the bound tends to this multiple of the norms")
@@ -51,6 +56,9 @@ class Clients:
 
     bounds: Tensor  # (population,) float64, C_i
     norms: Tensor  # (population,) float64, moving average of ||D_i||; 0 before the first
+
+    def to_state(self) -> dict[str, Tensor]:
+        return {"bounds": self.bounds, "norms": self.norms}
 
 
 def multiplier(settings: CarAdaptive, clients: int) -> float:
@@ -74,11 +82,9 @@ def warming(settings: CarAdaptive, step: int) -> bool:
     return step < settings.warm_up
 
 
-def factors(settings: CarAdaptive, bounds: Tensor, norms: Tensor, step: int) -> Tensor:
-    """What each client's update is multiplied by: min(1, C_i / ||D_i||)."""  # (users,), (users,) -> (users,)
-    if warming(settings, step):
-        return torch.ones_like(norms)
-    return torch.clamp(bounds / norms, max=1.0) * ROUNDING  # a zero update gives infinity, and then 1
+def bounds_at(settings: CarAdaptive, clients: Clients, step: int) -> Tensor:
+    """C_i of a central step; infinite while nothing is bounded."""  # (population,)
+    return torch.full_like(clients.bounds, math.inf) if warming(settings, step) else clients.bounds
 
 
 def smoothed(settings: CarAdaptive, before: Tensor, norms: Tensor) -> Tensor:
@@ -87,11 +93,13 @@ def smoothed(settings: CarAdaptive, before: Tensor, norms: Tensor) -> Tensor:
 
 
 def noise_scales(settings: CarAdaptive, clients: Clients, users: Tensor, norms: Tensor, step: int) -> Tensor:
-    """sqrt(v_i), the deviation of the noise on each message of this round."""  # users, norms (users,) -> (users,)
+    """sqrt(v_i), the deviation of the noise on each message of this round; where nothing is sent, as before."""
+    # users, norms (users,) -> (users,)
     if warming(settings, step):
         return torch.zeros_like(norms)
     z, b, g = multiplier(settings, len(clients.bounds)), settings.update_rate, settings.quantile
     own, average = clients.bounds[users], smoothed(settings, clients.norms[users], norms)
+    average = torch.where(torch.isfinite(norms), average, clients.norms[users])
     return z * torch.sqrt(2 * ((1 - b) * own).square() + 2 * (b * g * average).square())
 
 

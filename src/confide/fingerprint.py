@@ -1,0 +1,56 @@
+"""What a run was started with, as digests: a resume over other data is refused, and says which input has changed.
+
+A task names its inputs in an optional `fingerprint`, a mapping from a name that a person understands ("the users'
+data", "the encoder") to a digest. The first line of the ledger keeps them, so that they are chained to every release:
+without this check the ledger's one guarantee would stand for runs over two sets of users.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from confide.errors import UserError
+from confide.federated.task import Task
+
+KEY = "inputs"
+
+
+def digest(pieces: Iterable[str | bytes | Tensor | np.ndarray]) -> str:
+    """Of texts and arrays in their order; where one ends and the next begins counts."""
+    total = hashlib.blake2b(digest_size=16)
+    for piece in pieces:
+        if isinstance(piece, Tensor):
+            piece = piece.detach().cpu().numpy()
+        if isinstance(piece, np.ndarray):
+            total.update(f"array {piece.dtype} {piece.shape}".encode())
+            total.update(np.ascontiguousarray(piece).data.cast("B") if piece.size else b"")
+        else:
+            own = piece.encode("utf-8", "surrogatepass") if isinstance(piece, str) else piece
+            total.update(f"bytes {len(own)} ".encode())
+            total.update(own)
+    return total.hexdigest()
+
+
+def of_task(task: Task) -> dict[str, str]:
+    """The inputs that a task names; none if it names none."""
+    return dict(getattr(task, "fingerprint", {}))
+
+
+def check(folder: Path, held: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuse to go on with a run whose inputs are not what they were. Runs from before inputs were kept go on."""
+    before, after = held.get(KEY), now.get(KEY)
+    if not isinstance(before, dict) or not isinstance(after, dict):
+        return
+    for name in sorted(before.keys() | after.keys()):
+        if before.get(name) != after.get(name):
+            raise UserError(
+                f"{folder}: {name} changed since the run began (digest {str(before.get(name))[:16]} then, "
+                f"{str(after.get(name))[:16]} now); nothing was done. Put back what the run was started with, or start "
+                "another run"
+            )

@@ -1,0 +1,130 @@
+"""CAR's tables: which rows there are, how their rates are chosen, and what is said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from confide.errors import UserError
+from confide.recipe import Recipe, load
+from confide.reproduce import car
+from confide.reproduce.car import BOTH, HEAD, METHODS, Cell
+
+RECIPE = """\
+task:
+  kind: retrieval
+  encoder: {{source: {model}, pooling: mean}}
+  data: {{kind: embedded, documents: 6, queries_per_document: 10, households: 3}}
+  clients: {{kind: even, clients: 1}}
+  cache: {cache}
+sampling: {{kind: fixed, cohort: 1}}
+local: {{epochs: 1, batch_size: 8, learning_rate: 0.1}}
+bounding: {{rule: none}}
+central: {{kind: sgd, learning_rate: 1}}
+evaluation: {{every: 1}}
+run: {{steps: 2}}
+"""
+TWO = ("task.clients.clients=2", "sampling.cohort=2")
+
+
+@pytest.fixture
+def base(tmp_path: Path, tiny_model: Callable[..., Path]) -> str:
+    path = tmp_path / "base.yaml"
+    path.write_text(RECIPE.format(model=tiny_model("masked"), cache=tmp_path / "states"))
+    return str(path)
+
+
+@pytest.fixture
+def cells_here(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
+    """Cells run in this process; every recipe that was run."""
+    ran: list[Recipe] = []
+
+    def run(folder: Path, cells: list[Recipe], measure: Any, *_: Any) -> list[dict[str, Any]]:
+        ran.extend(cells)
+        return [measure(cell) for cell in cells]
+
+    monkeypatch.setattr(car, "run_cells", run)
+    return ran
+
+
+def test_the_tables_have_the_papers_rows_and_every_recipe_is_valid() -> None:
+    assert [cell.paper for cell in car.figure2()] == [12.36, 96.79, 97.02, 99.95]
+    assert [cell.paper for cell in car.table1()] == [97.02, 97.24, None, 91.96, 99.95, 99.50, 99.64]
+    assert len(car.table2()) == 10
+    assert [cell.paper for cell in car.table3()] == [94.18, 93.39, 92.92]
+    for table in car.TABLES.values():
+        for cell in table():
+            rate = cell.rates[0] if cell.rates else None
+            recipe = car._recipe(cell, [], rate, 1, "task.data.held_out=0.2")
+            assert recipe.run.seed == 1
+            if rate is not None:
+                assert recipe.local.learning_rate == rate
+
+
+def test_a_run_that_two_tables_have_is_one_cell() -> None:
+    def recipe(cell: Cell) -> str:
+        return car._recipe(cell, [], cell.rates[0] if cell.rates else None, 0).digest
+
+    first = {recipe(cell) for cell in car.figure2()}
+    assert len(first & {recipe(cell) for cell in car.table1()}) == 2  # both that are central
+    assert len({recipe(cell) for cell in car.table1()} & {recipe(cell) for cell in car.table2()}) == 6
+
+
+def test_rates_are_chosen_without_the_test_rows_and_kept_for_all_seeds(
+    base: str, tmp_path: Path, cells_here: list[Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        Cell({"method": HEAD, "clients": 1, "noise": "none"}, base, (), (0.01, 0.5), 97.0),
+        Cell({"method": HEAD, "clients": 2, "noise": "none"}, base, TWO, (0.01, 0.5), None),
+    ]
+    monkeypatch.setattr(car, "TABLES", {"table2": lambda: rows})
+    source = load(base).task.encoder.source  # type: ignore[union-attr]
+    result = car.reproduce("table2", tmp_path / "out", source, None, 2, 1, quiet=True)
+    chosen, tested = cells_here[:8], cells_here[8:]
+    assert all(cell.task.data.held_out == 0.2 for cell in chosen)  # type: ignore[union-attr]
+    assert all(cell.task.data.held_out is None for cell in tested)  # type: ignore[union-attr]
+    assert [cell.run.seed for cell in tested] == [0, 1, 0, 1]
+    assert {cell.local.learning_rate for cell in tested} <= {0.01, 0.5}
+    assert result.rows[0]["speed_up"] == ""
+    assert 1.0 < result.rows[1]["speed_up"] < 4.0
+    assert "97.0" in result.text
+    for name in ("rows.csv", "accuracy.png", "curves.png"):
+        assert (tmp_path / "out" / name).stat().st_size > 100
+
+
+def test_clients_at_once_take_the_time_of_the_slowest(base: str) -> None:
+    found = car.measure(car._recipe(Cell({}, base, TWO), [], 0.1, 0))
+    assert 0.3 * found["seconds"] < found["at_once"] < found["seconds"]
+    assert len(found["curve"]) == 2
+    assert found["epsilon"] is None
+
+
+def test_search_is_scored_without_training(base: str) -> None:
+    found = car.measure(car._recipe(Cell({}, base, ("task.method=search",)), [], None, 0))
+    assert found["curve"] == []
+    assert 0 <= found["accuracy"] <= 100
+
+
+def test_claims_are_those_of_the_numbers() -> None:
+    rows = [
+        {"method": method, "accuracy": value} for method, value in zip(METHODS, (60.0, 96.0, 97.5, 98.6), strict=True)
+    ]
+    assert all(one["holds"] for one in car._claims("figure2", rows))
+    rows[2]["accuracy"] = 98.7
+    assert [one["claim"] for one in car._claims("figure2", rows) if not one["holds"]] == [
+        "adapter + head is the best of the four"
+    ]
+    rows = [
+        {"method": method, "scenario": scenario, "accuracy": value}
+        for method in (HEAD, BOTH)
+        for scenario, value in (("central", 98.0), ("FL", 97.6), ("FL + DP, fixed", 96.0))
+    ]
+    assert [one["holds"] for one in car._claims("table1", rows)] == [True, False, True, False]
+
+
+def test_what_there_is_not_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot reproduce car/table9; expected one of figure2"):
+        car.reproduce("table9", tmp_path, "minilm", None, 1, 1)
