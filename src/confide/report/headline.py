@@ -60,7 +60,7 @@ def meaning(epsilon: float, delta: float) -> str:
 def enough(summary: dict[str, Any]) -> Point | str:
     """Cohort and population that keep epsilon below 10 at the same noise on the average, or why that is not said."""
     if summary["mechanism"] in ("none", "partial") or summary["epsilon"] is None:
-        return "Without a guarantee there is nothing to extrapolate: no number of users helps where no noise is added."
+        return "Without a guarantee there is nothing to extrapolate, whatever the number of users."
     if summary["trust"] != "central":
         return "With local trust every message has its own noise: more users do not lower epsilon."
     if summary["mechanism"] != "gaussian" or summary["sampler"] not in ("poisson", "everyone"):
@@ -95,7 +95,8 @@ def _metric(summary: dict[str, Any], items: Items | None) -> str:
 
 def _epsilon(recipe: Recipe, summary: dict[str, Any]) -> str:
     if summary["epsilon"] is None:
-        why = "No noise was added." if recipe.privacy.mechanism == "none" else "This kind of noise buys no guarantee."
+        quiet = recipe.privacy.mechanism == "none" and not isinstance(recipe.bounding.adaptive, CarAdaptive)
+        why = "No noise was added." if quiet else "This kind of noise buys no guarantee."
         return card("privacy spent: epsilon", "no guarantee", f"{why} The model may give its users away.")
     big = shown(summary["epsilon"])
     return card(
