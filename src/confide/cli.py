@@ -14,6 +14,7 @@ import typer
 
 from confide import (
     corpus_commands,
+    diagnose_commands,
     encoder_commands,
     plan_commands,
     report_commands,
@@ -36,6 +37,7 @@ Start here:
   confide recipe list                            what can be run
   confide train convex/digits --out runs/digits  run it (about 10 s)
   confide ledger runs/digits                     what privacy it spent
+  confide diagnose runs/digits                   what holds it back, and what to change
   confide audit convex/digits                    try to disprove the guarantee
   confide reproduce norm/table1                  a paper's table beside ours
 """,
@@ -274,6 +276,7 @@ def recipe_schema() -> None:
 
 
 report_commands.mount(app)
+diagnose_commands.mount(app)
 speech_commands.mount(app)
 retrieval_commands.mount(app)
 
