@@ -12,7 +12,14 @@ from typing import Annotated, Any
 
 import typer
 
-from confide import corpus_commands, encoder_commands, plan_commands, retrieval_commands, speech_commands
+from confide import (
+    bench_commands,
+    corpus_commands,
+    encoder_commands,
+    plan_commands,
+    retrieval_commands,
+    speech_commands,
+)
 from confide.engines.ranks import LostRank, Place, dismiss, place
 from confide.errors import Stopped, UserError
 
@@ -33,6 +40,7 @@ Start here:
   confide reproduce norm/table1                  a paper's table beside ours
 """,
 )
+app.command()(bench_commands.bench)
 app.add_typer(plan_commands.app, name="plan")
 app.add_typer(corpus_commands.app, name="corpus")
 app.add_typer(encoder_commands.app, name="encoder")

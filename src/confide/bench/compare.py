@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,7 @@ WORKLOADS = {
     "B": "a speech client: cohort 16, 4 blocks of width 144 with CTC, 2 local steps",
     "C": "a large model: difference, norms, clipping and addition of one client; noise once a round",
 }
+LONGEST = 600.0  # seconds that a candidate may take to start or for a round
 PEERS = ("pfl", "flower", "fedjax")
 Say = Callable[[str], None]
 
@@ -98,7 +100,8 @@ class Runner:
     def __init__(self, candidate: Candidate, python: Path, package: Path, log: Path) -> None:
         environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
         # The package alone, and nothing else of this environment, is what runners of other systems may import.
-        environment |= {"PYTHONPATH": str(package), "JAX_PLATFORMS": "cpu"}
+        # Ray would make Flower's clients give way to everything else on the machine.
+        environment |= {"PYTHONPATH": str(package), "JAX_PLATFORMS": "cpu", "RAY_worker_niceness": "0"}
         if "plain" not in candidate.command:
             environment["OMP_NUM_THREADS"] = "1"
         self.log = log
@@ -107,9 +110,11 @@ class Runner:
             env=environment, text=True, start_new_session=True,
         )  # fmt: skip
 
-    def hear(self) -> dict[str, Any]:
+    def hear(self, limit: float = LONGEST) -> dict[str, Any]:
         """The next answer. A process that ends without one gives the end of what it printed."""
         assert self.process.stdout is not None
+        if not select.select([self.process.stdout], [], [], limit)[0]:
+            raise UserError(f"no answer in {limit:g} s")
         line = self.process.stdout.readline()
         if not line:
             said = self.log.read_text(errors="replace").strip().splitlines()

@@ -61,7 +61,7 @@ def workload(name: str) -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor], 
 
         def batches(user: int, draw: np.random.Generator) -> list[tuple[Tensor, ...]]:
             order = torch.from_numpy(draw.permutation(20))
-            return [(features[user][half], labels[user][half]) for half in order.split(10)]
+            return [(features[user][half], labels[user][half]) for half in torch.split(order, 10)]
 
         return model, nn.functional.cross_entropy, batches, len(features)
     features, labels = map(torch.from_numpy, data.speech_clients())
