@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import platform
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from confide.engines.costs import expected_costs
 from confide.engines.distributed import Distributed
 from confide.engines.engine import Engine, InProcess
 from confide.engines.processes import Processes
-from confide.engines.ranks import Place
+from confide.engines.ranks import Place, device
 from confide.errors import UserError
 from confide.federated import optimisers
 from confide.federated.bounding import Bounder, bounder, moved
@@ -57,6 +58,8 @@ class Loop:
     engine: Engine
     ledger: Ledger
     total: Tensor  # (parameters,) the cohort's sum, and then the pseudo-gradient, made once
+    mark: str = ""
+    """Where training does not repeat itself to the last bit: what tells this process from every other."""
 
     def start(self) -> State:
         parameters = flatten(self.task.initial_parameters())
@@ -79,7 +82,7 @@ class Loop:
         tally = self.engine.train(state.parameters, cohort, t, self.total, state.bounds)
         self.total.div_(self.plan.rate)  # the expected cohort's share, never the realised one's
         event = self.plan.event_at(bound)
-        attempt = self.ledger.record(t, event, environment(), self.plan.source.repeatable)
+        attempt = self.ledger.record(t, event, environment() + self.mark, self.plan.source.repeatable)
         signal = float(self.total.norm())
         layers = self._layers(state, tally) if self._is_evaluated(t + 1) else None
         noise = self.plan.release(self.total, event, cohort, t, attempt, state.noise)
@@ -198,14 +201,16 @@ def make_loop(
         size, costs = part_size(task, recipe.local, layout), expected_costs(task, recipe.local)
         engine: Engine = Processes(recipe.model_dump_json(), workers, like, size, costs)
     else:
-        trainer = _part_trainer(recipe, task, layout, weights, like)
+        trainer = _part_trainer(recipe, task, layout, weights, like if here is None else like.to(device()))
         engine = InProcess(trainer) if here is None else Distributed(recipe.model_dump_json(), trainer, here)
     try:
         ledger = open_ledger(ledger_header(recipe, plan))
     except BaseException:
         engine.close()
         raise
-    return Loop(recipe, task, layout, plan, rule, engine, ledger, torch.empty_like(like))
+    # A line of the ledger must never stand for two values: on a GPU, a step made anew is a release of its own.
+    mark = f"/{secrets.token_hex(8)}" if here is not None and device().type != "cpu" else ""
+    return Loop(recipe, task, layout, plan, rule, engine, ledger, torch.empty_like(like), mark)
 
 
 def simulate(
@@ -223,11 +228,12 @@ def simulate(
     return loop, state
 
 
-def make_trainer(recipe: Recipe) -> PartTrainer:
-    """What a worker process needs of a run."""
+def make_trainer(recipe: Recipe, where: torch.device | str = "cpu") -> PartTrainer:
+    """What a worker process or another rank needs of a run, on the device where it trains."""
     task = make_task(recipe.task, recipe.run.seed)
     parameters = task.initial_parameters()
-    return _part_trainer(recipe, task, Layout.of(parameters), user_weights(recipe.users, task), flatten(parameters))
+    layout, like = Layout.of(parameters), flatten(parameters).to(where)
+    return _part_trainer(recipe, task, layout, user_weights(recipe.users, task), like)
 
 
 def user_weights(users: Users, task: Task) -> np.ndarray:

@@ -88,7 +88,8 @@ class PlainTrainer:
         first_loss: Tensor | None = None
         draw = generator(self.seed, "batches", step, user)
         for chosen in batches(self.task, local, user, draw):
-            loss = self.task.loss(self.leaves, self.task.batch(user, chosen, draw))
+            batch = tuple(part.to(self.theta.device) for part in self.task.batch(user, chosen, draw))
+            loss = self.task.loss(self.leaves, batch)
             gradients = torch.autograd.grad(loss, list(self.leaves.values()), allow_unused=True)
             first_loss = loss.detach() if first_loss is None else first_loss
             self._descend(central, gradients, rate)
