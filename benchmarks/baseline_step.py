@@ -19,7 +19,7 @@ import torch
 
 from confide import recipe
 from confide.federated.bounding import bounder
-from confide.federated.local import TrainedUpdate
+from confide.federated.local import PlainUpdate
 from confide.privacy.ledger import Ledger
 from confide.run import make_loop
 from confide.speech.corpora.settings import data_folder
@@ -63,8 +63,8 @@ def main() -> None:
     times = []
     for _ in range(given.repeat + 1):  # the first touches memory for the first time
         began = time.perf_counter()
-        norms = loop.layout.difference_norms(central, theta)
-        update = TrainedUpdate(central, theta, 1.0, loop.layout, norms.unsqueeze(0), torch.zeros(1))
+        norms = loop.layout.difference(central, theta, theta)
+        update = PlainUpdate(theta, loop.layout, norms.unsqueeze(0), torch.zeros(1))
         update.weighted_sum(rule.factors(update.norms) / 2, loop.total)
         times.append(time.perf_counter() - began)
     print(f"private part of a user's work: median {statistics.median(times[1:]):.3f} s, least {min(times):.3f} s")

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from confide import (
+    bench_commands,
     corpus_commands,
     diagnose_commands,
     encoder_commands,
@@ -42,6 +43,7 @@ Start here:
   confide reproduce norm/table1                  a paper's table beside ours
 """,
 )
+app.command()(bench_commands.bench)
 app.add_typer(plan_commands.app, name="plan")
 app.add_typer(corpus_commands.app, name="corpus")
 app.add_typer(encoder_commands.app, name="encoder")

@@ -10,6 +10,7 @@ import hashlib
 import math
 import os
 import platform
+import secrets
 import sys
 import time
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from confide.engines.costs import expected_costs
 from confide.engines.distributed import Distributed
 from confide.engines.engine import Abandoned, Engine, InProcess, traits
 from confide.engines.processes import Processes
-from confide.engines.ranks import Place
+from confide.engines.ranks import Place, device
 from confide.errors import UserError
 from confide.federated import car_adaptive, optimisers
 from confide.federated.bounding import Adaptive, Bounder, bounder, moved
@@ -60,6 +61,8 @@ class Loop:
     engine: Engine
     ledger: Ledger
     total: Tensor  # (parameters,) the cohort's sum, and then the pseudo-gradient, made once
+    mark: str = ""
+    """Where training does not repeat itself to the last bit: what tells this process from every other."""
 
     def start(self) -> State:
         parameters = flatten(self.task.initial_parameters())
@@ -120,7 +123,7 @@ class Loop:
         kind, t = traits(self.engine), state.step
         repeatable = self.plan.source.repeatable and kind.repeatable
         for left in reversed(range(kind.tries)):
-            attempt = self.ledger.record(t, event, environment(), repeatable) if kind.noisy else -1
+            attempt = self.ledger.record(t, event, environment() + self.mark, repeatable) if kind.noisy else -1
             try:
                 tally = self.engine.train(state.parameters, cohort, t, self.total, self._bounds(state))
             except Abandoned as too_few:
@@ -128,7 +131,9 @@ class Loop:
                     raise
                 print(f"{too_few}; asking again, {left} more times at most", file=sys.stderr, flush=True)
             else:
-                return tally, attempt if kind.noisy else self.ledger.record(t, event, environment(), repeatable)
+                return tally, attempt if kind.noisy else self.ledger.record(
+                    t, event, environment() + self.mark, repeatable
+                )
         raise AssertionError("unreachable: the last try returns or raises")
 
     def _layers(self, state: State, tally: Tally) -> Record:
@@ -259,14 +264,16 @@ def make_loop(
         size, costs = part_size(task, recipe.local, layout), expected_costs(task, recipe.local)
         engine = Processes(recipe.model_dump_json(), workers, like, size, costs)
     else:
-        trainer = _part_trainer(recipe, task, layout, weights, like)
+        trainer = _part_trainer(recipe, task, layout, weights, like if here is None else like.to(device()))
         engine = InProcess(trainer) if here is None else Distributed(recipe.model_dump_json(), trainer, here)
     try:
         ledger = open_ledger(ledger_header(recipe, plan, task))
     except BaseException:
         engine.close()
         raise
-    return Loop(recipe, task, layout, plan, rule, engine, ledger, torch.empty_like(like))
+    # A line of the ledger must never stand for two values: on a GPU, a step made anew is a release of its own.
+    mark = f"/{secrets.token_hex(8)}" if here is not None and device().type != "cpu" else ""
+    return Loop(recipe, task, layout, plan, rule, engine, ledger, torch.empty_like(like), mark)
 
 
 def simulate(
@@ -284,11 +291,12 @@ def simulate(
     return loop, state
 
 
-def make_trainer(recipe: Recipe) -> PartTrainer:
-    """What a worker process needs of a run."""
+def make_trainer(recipe: Recipe, where: torch.device | str = "cpu") -> PartTrainer:
+    """What a worker process or another rank needs of a run, on the device where it trains."""
     task = make_task(recipe.task, recipe.run.seed)
     parameters = task.initial_parameters()
-    return _part_trainer(recipe, task, Layout.of(parameters), user_weights(recipe.users, task), flatten(parameters))
+    layout, like = Layout.of(parameters), flatten(parameters).to(where)
+    return _part_trainer(recipe, task, layout, user_weights(recipe.users, task), like)
 
 
 def user_weights(users: Users, task: Task) -> np.ndarray:

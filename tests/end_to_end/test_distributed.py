@@ -292,7 +292,7 @@ def test_workers_within_ranks_are_refused(tiny: str, tmp_path: Path) -> None:
 
 def test_a_rank_that_cannot_build_the_task_says_why_through_rank_0(tiny: str, tmp_path: Path) -> None:
     def without_data(patch: pytest.MonkeyPatch) -> None:
-        def make_trainer(_: Any) -> Any:
+        def make_trainer(*_: Any) -> Any:
             raise UserError("there is no folder data/speech; name another in task.data")
 
         patch.setattr(run, "make_trainer", make_trainer)

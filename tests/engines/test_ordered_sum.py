@@ -102,7 +102,7 @@ def _rank(rank: int, ranks: int, port: int, size: int, slots: int, cohorts: list
         torch.save(sums, at / "sums")
     else:
         patch = pytest.MonkeyPatch()
-        patch.setattr(run, "make_trainer", lambda _: trainer_of(task))
+        patch.setattr(run, "make_trainer", lambda *_: trainer_of(task))
         patch.setattr(Recipe, "model_validate_json", lambda *_: None)
         assert follow(here) == 0
     grown = max(task.seen[10:], default=0) - task.seen[10] if len(task.seen) > 10 else 0

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from confide.federated import parameters
-from confide.federated.local import PlainUpdate, TrainedUpdate
+from confide.federated.local import PlainUpdate
 from confide.federated.parameters import Layout, exact_norm
 
 torch.set_num_threads(1)
@@ -25,17 +25,18 @@ def test_threads_change_no_bit_of_a_difference_or_a_sum(monkeypatch: pytest.Monk
     for worth in (1, LAYOUT.size + 1):
         monkeypatch.setattr(parameters, "_WORTH_THREADS", worth)
         monkeypatch.setattr(parameters, "_CHUNK", 1 << 12)
-        norms = LAYOUT.difference_norms(one, other, scale)
-        out = ((one - other) * scale).detach()
-        factors = torch.tensor([[0.5, 2.0, 0.25]], dtype=torch.float64)
-        sums = [torch.ones(LAYOUT.size), torch.ones(LAYOUT.size)]
-        TrainedUpdate(one, other, scale, LAYOUT, norms, torch.zeros(1)).weighted_sum(factors, sums[0])
-        PlainUpdate(out, LAYOUT, norms, torch.zeros(1)).weighted_sum(factors, sums[1])
-        found.append((out, norms, *sums))
+        out, into = torch.empty(LAYOUT.size), torch.ones(LAYOUT.size)
+        norms = LAYOUT.difference(one, other, out, scale)
+        update = PlainUpdate(out, LAYOUT, norms.unsqueeze(0), torch.zeros(1))
+        update.weighted_sum(torch.tensor([[0.5, 2.0, 0.25]], dtype=torch.float64), into)
+        place = other.detach().clone()
+        assert torch.equal(LAYOUT.difference(one, place, place, scale), norms)
+        assert torch.equal(place, out)
+        found.append((out, norms, into))
     for first, second in zip(*found, strict=True):
         assert torch.equal(first, second)
-    out, norms, into, plain = found[0]
-    assert torch.equal(into, plain)  # as the scale is a power of two
+    out, norms, into = found[0]
+    assert torch.equal(out, ((one - other) * scale).detach())
     assert norms.tolist() == pytest.approx([exact_norm(piece) for piece in LAYOUT.pieces(out)], rel=2e-5)
     assert all(a >= exact_norm(b) * (1 - 1e-12) for a, b in zip(norms.tolist(), LAYOUT.pieces(out), strict=True))
     assert torch.equal(LAYOUT.pieces(into)[1], 1 + 2 * LAYOUT.pieces(out)[1])
@@ -51,6 +52,6 @@ def test_norms_are_never_too_small_whatever_the_size_of_entries(
     values: list[float], factor: float, copies: int
 ) -> None:
     flat = (torch.tensor(values, dtype=torch.float64).repeat(copies) * factor).float()
-    norms = Layout(("w",), ((len(flat),),)).difference_norms(flat, torch.zeros_like(flat))
+    norms = Layout(("w",), ((len(flat),),)).difference(flat, torch.zeros_like(flat), torch.empty_like(flat))
     exact = float(np.linalg.norm(flat.double().numpy()))
     assert exact * (1 - 1e-12) <= float(norms[0]) <= exact * (1 + 1.1e-5)

@@ -19,8 +19,11 @@ offered: its rounding depends on the number of ranks, so a step that is made aga
 release another value under the same line of the ledger and with the same noise, and their difference has no protection.
 
 A rank that is lost ends the step before anything of it is released: the checkpoint and the ledger are those of the
-steps before, and `confide resume` goes on with any number of ranks or workers. The device is that of the tensors which
-the trainer works on; nothing here moves data between devices.
+steps before, and `confide resume` goes on with any number of ranks or workers.
+
+CPU or GPU per rank (`ranks.device`). The central model goes to where each rank trains, sums are exchanged there, and
+the total comes back to where rank 0 adds the noise. Some kernels of GPUs do not repeat themselves to the last bit, so
+a step that is made again after a restart counts as a new release there, with noise and a line of its own.
 """
 
 from __future__ import annotations
@@ -72,7 +75,18 @@ class Member:
         self.sums = like.new_empty((self.slots, here.ranks * self.width))
         self.arrived = like.new_empty(here.ranks * self.slots * self.width)
         self.slice = like.new_empty(self.width)
+        self.central = like.new_empty(self.size)  # only touched where it is not where rank 0 keeps its own
         self.failure: Exception | None = None
+
+    def receive(self, central: Tensor | None) -> Tensor:
+        """The central model from rank 0, which gives it, to where each rank trains."""
+        here = self.central
+        if central is not None and central.device == here.device:
+            here = central
+        elif central is not None:
+            here.copy_(central)
+        dist.broadcast(here, src=0)
+        return here
 
     def windows(self, count: int) -> list[np.ndarray]:
         """Runs of consecutive parts that the slots of all ranks can hold, about equally long."""
@@ -154,7 +168,7 @@ class Distributed:
         ranks.call(recipe_json)
         _check(ranks.ready(here.ranks), fingerprint(trainer))
         ranks.begin()
-        ranks.join(here)
+        ranks.join(here, trainer.device)
         self.member = Member(trainer, here)
         self.costs = expected_costs(trainer.task, trainer.local)
         self.spent = np.zeros((2, here.ranks))  # costs and seconds of each rank so far
@@ -170,8 +184,8 @@ class Distributed:
         self.in_step = True
         with together(when):
             _send(step, cohort, owners, bounds)
-            dist.broadcast(central, src=0)
-        tally, seconds, failed = self.member.train(central, Job(step, work, owners, bounds))
+            here = self.member.receive(central)
+        tally, seconds, failed = self.member.train(here, Job(step, work, owners, bounds))
         if failed is not None:
             self.in_step = False  # everybody has left the step at the same place
             raise self._failure(failed)
@@ -215,7 +229,7 @@ def follow(here: Place) -> int:
     if recipe_json is None:
         return 0
     try:
-        trainer = make_trainer(Recipe.model_validate_json(recipe_json))
+        trainer = make_trainer(Recipe.model_validate_json(recipe_json), ranks.device())
         ranks.say_ready(Answer(here.rank, fingerprint(trainer)))
     except Exception as error:
         ranks.say_ready(_answer(here.rank, error))
@@ -223,11 +237,11 @@ def follow(here: Place) -> int:
         return 0
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 saves, and then sends everybody home
     try:
-        ranks.join(here)
-        member, central = Member(trainer, here), torch.empty_like(trainer.plain.theta)
+        ranks.join(here, trainer.device)
+        member = Member(trainer, here)
         while (job := _receive(member)) is not None:
             with together(f"in central step {job.step + 1}"):
-                dist.broadcast(central, src=0)
+                central = member.receive(None)
             if member.train(central, job)[2] is None:
                 member.collect(None, f"in central step {job.step + 1}")
     except LostRank as lost:
@@ -243,7 +257,8 @@ def fingerprint(trainer: PartTrainer) -> str:
 
     users = hashlib.sha256(np.ascontiguousarray(trainer.task.examples).tobytes()).hexdigest()[:16]
     model = hashlib.sha256(repr((trainer.layout.names, trainer.layout.shapes)).encode()).hexdigest()[:16]
-    return f"processor and versions {environment()}, users {users}, model {model}"
+    found = f"processor and versions {environment()}, users {users}, model {model}"
+    return found if trainer.device.type == "cpu" else f"{found}, {torch.cuda.get_device_name(trainer.device)}"
 
 
 def _check(answers: list[Answer], expected: str) -> None:

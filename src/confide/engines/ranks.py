@@ -4,7 +4,7 @@ Every rank runs the same command line. Rank 0 reads it; the others wait at the s
 either hands them a recipe or sends them home. So a mistake in a recipe, a folder that holds a finished run or `--help`
 is dealt with once, and the others need no copy of the recipe's file. Each of them builds the task, says at the store
 that it is ready or why it is not, and the process group is made only when all are: gloo for tensors on the CPU, nccl
-for those on GPUs.
+for those on GPUs. A rank trains on GPU number LOCAL_RANK of its machine if there is one, unless CONFIDE_DEVICE=cpu.
 
 A rank that is killed closes its connections, which the others notice at their next exchange; one whose machine vanishes
 is missed after CONFIDE_RANK_TIMEOUT seconds (1800 unless set; it has to be longer than the longest evaluation and the
@@ -26,8 +26,10 @@ from typing import TYPE_CHECKING
 from confide.errors import UserError
 
 if TYPE_CHECKING:
+    import torch
     from torch._C._distributed_c10d import Store
 
+_DEVICE = "CONFIDE_DEVICE"
 _TIMEOUT, _DEFAULT_TIMEOUT = "CONFIDE_RANK_TIMEOUT", 1800.0
 _RECIPE, _BEGIN, _READY, _FAULT, _LEAVE = "recipe", "begin", "ready", "fault", "leave"
 _POLL_SECONDS, _LEAVE_SECONDS = 0.02, 10.0
@@ -116,13 +118,30 @@ def fault(rank: int) -> Answer:
     return Answer(**json.loads(_wait(f"{_FAULT}/{rank}")))
 
 
-def join(here: Place) -> None:
+def device(environ: Mapping[str, str] = os.environ) -> torch.device:
+    """Where this rank trains: its own GPU if the machine has any, unless CONFIDE_DEVICE says otherwise."""
+    import torch
+
+    wanted, count = environ.get(_DEVICE, "auto"), torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted not in ("auto", "cpu", "cuda"):
+        raise UserError(f"{_DEVICE}={wanted!r} in the environment: expected auto, cpu or cuda")
+    if wanted == "cuda" and count == 0:
+        raise UserError(f"{_DEVICE}=cuda in the environment, but torch finds no GPU here; use cpu or auto")
+    if wanted == "cpu" or count == 0:
+        return torch.device("cpu")
+    local = environ.get("LOCAL_RANK", "0")
+    return torch.device("cuda", (int(local) if local.isdecimal() else 0) % count)
+
+
+def join(here: Place, where: torch.device) -> None:
     """Make the process group."""
     import torch
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore
 
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    if where.type == "cuda":
+        torch.cuda.set_device(where)
+    backend = "cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo"
     store = PrefixStore("group", _store())
     with together("at the start"):
         dist.init_process_group(backend, store=store, rank=here.rank, world_size=here.ranks, timeout=timeout())

@@ -85,6 +85,7 @@ class PartTrainer:
     ) -> None:
         self.task, self.layout, self.local, self.bounder = task, layout, local, bounder
         self.weights = torch.from_numpy(weights)  # (population,) float64
+        self.device = like.device
         self.plain = PlainTrainer(task, layout, local, seed, like)
         ranks = ranks_of(task, local, layout)
         self.low_rank = None if ranks is None else LowRankTrainer(task, ranks, layout, seed)
@@ -107,10 +108,11 @@ class PartTrainer:
 
     def _updates(self, central: Tensor, users: np.ndarray, step: int) -> Iterator[tuple[np.ndarray, Updates]]:
         """By the task's own short cut; else in low rank whoever is worth it; else one after the other."""
-        fast = self.task.fast_updates(self.layout.views(central), users, self.local, self.local.rate(step))
-        if fast is not None:
-            yield users, fast
-            return
+        if self.device.type == "cpu":  # where the tasks that have one keep their data
+            fast = self.task.fast_updates(self.layout.views(central), users, self.local, self.local.rate(step))
+            if fast is not None:
+                yield users, fast
+                return
         if self.low_rank is not None:
             few = np.array([self.low_rank.ranks.takes(int(user)) for user in users], dtype=bool)
             yield from self.low_rank.updates(central, users[few], step)

@@ -69,31 +69,7 @@ class PlainUpdate:
     losses: Tensor
 
     def weighted_sum(self, factors: Tensor, into: Tensor) -> None:
-        jobs = zip(self.layout.pieces(into), self.layout.pieces(self.delta), factors[0].tolist(), strict=True)
-        for _ in in_threads(lambda job: add_scaled(*job), list(jobs), self.delta):
-            pass
-
-
-@dataclass
-class TrainedUpdate:
-    """One user's update as two models: (central - trained) scale. It is made twice, in pieces, and never held.
-
-    Reading both models again costs less than writing the difference and reading that.
-    """
-
-    central: Tensor  # (parameters,)
-    trained: Tensor
-    scale: float
-    layout: Layout
-    norms: Tensor
-    losses: Tensor
-
-    @property
-    def delta(self) -> Tensor:
-        return (self.central - self.trained) * self.scale
-
-    def weighted_sum(self, factors: Tensor, into: Tensor) -> None:
-        self.layout.add_difference(self.central, self.trained, (factors[0] * self.scale).tolist(), into)
+        self.layout.add_scaled(self.delta, factors[0].tolist(), into)
 
 
 class PlainTrainer:
@@ -105,21 +81,23 @@ class PlainTrainer:
         # Leaves of their own, and not views of one: their gradients need not be put together into a flat one.
         self.leaves = {name: view.requires_grad_() for name, view in layout.views(self.theta).items()}
 
-    def update(self, central: Tensor, user: int, step: int) -> TrainedUpdate:
+    def update(self, central: Tensor, user: int, step: int) -> PlainUpdate:
         """Train one user from `central`. The answer is only valid until the next call: the buffer is reused."""
         local, rate = self.local, self.local.rate(step)
         self.theta.copy_(central)
         first_loss: Tensor | None = None
         draw = generator(self.seed, "batches", step, user)
         for chosen in batches(self.task, local, user, draw):
-            loss = self.task.loss(self.leaves, self.task.batch(user, chosen, draw))
+            batch = tuple(part.to(self.theta.device) for part in self.task.batch(user, chosen, draw))
+            loss = self.task.loss(self.leaves, batch)
             gradients = torch.autograd.grad(loss, list(self.leaves.values()), allow_unused=True)
             first_loss = loss.detach() if first_loss is None else first_loss
             self._descend(central, gradients, rate)
         scale = 1.0 / rate if local.divide_by_learning_rate else 1.0
-        norms = self.layout.difference_norms(central, self.theta, scale)
+        # The trained model is needed no more: the update takes its place, and less memory is moved and held.
+        norms = self.layout.difference(central, self.theta, self.theta, scale)
         losses = torch.zeros(1) if first_loss is None else first_loss.reshape(1)
-        return TrainedUpdate(central, self.theta, scale, self.layout, norms.unsqueeze(0), losses.double().cpu())
+        return PlainUpdate(self.theta, self.layout, norms.unsqueeze(0), losses.double().cpu())
 
     @torch.no_grad()
     def _descend(self, central: Tensor, gradients: Sequence[Tensor | None], rate: float) -> None:

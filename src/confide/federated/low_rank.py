@@ -75,9 +75,9 @@ class LowRankTrainer:
                 shares[user, number, : len(rows)] = 1.0 / len(rows)
         inputs, labels = self.bulk.inputs(places.reshape(-1))
         examples = Examples(
-            inputs.to(central.dtype).view(len(seen), steps * most, -1),
-            labels.view(len(seen), steps * most),
-            torch.from_numpy(shares.reshape(len(seen), -1)).to(central.dtype),
+            inputs.to(central).view(len(seen), steps * most, -1),
+            labels.to(central.device).view(len(seen), steps * most),
+            torch.from_numpy(shares.reshape(len(seen), -1)).to(central),
             steps,
         )
         local = self.ranks.local
@@ -103,7 +103,7 @@ class _Layer:
         out, wide = self.weight.shape
         self.inputs = self.weight.new_empty(users, rows, wide)  # A
         self.gradients = self.weight.new_zeros(users, rows, out)  # G
-        self.gram = torch.zeros(users, rows, rows, dtype=torch.float64)  # A A'
+        self.gram = self.weight.new_zeros(users, rows, rows, dtype=torch.float64)  # A A'
 
     def see(self, inputs: Tensor, begin: int) -> None:
         """Take in the inputs of the rows from `begin` on."""
@@ -169,7 +169,7 @@ def train(
         _step(layers, gradients, begin, shares.sum(dim=1), local, rate)
     scale = 1.0 / rate if local.divide_by_learning_rate else 1.0
     return LowRankUpdates(layout, chain, [(each.gradients.mul_(scale), each.inputs) for each in layers],
-                          _norms(layout, layers), losses)  # fmt: skip
+                          _norms(layout, layers).cpu(), losses.cpu())  # fmt: skip
 
 
 def _backward(layers: list[_Layer], outputs: list[Tensor], gradient: Tensor, begin: int) -> list[Tensor]:
@@ -191,7 +191,7 @@ def _step(
     """theta -= eta c (gradient + mu (theta - theta_0)), for those users who have a batch left."""
     shrink = torch.ones_like(active)[:, :, None]  # (users, 1, 1)
     if local.gradient_clip is not None:
-        squares = torch.zeros(len(active), dtype=active.dtype)
+        squares = active.new_zeros(len(active))
         for layer, gradient in zip(layers, gradients, strict=True):
             past = layer.gradients[:, :begin] * -local.proximal
             squares += layer.squares(torch.cat([past, gradient], dim=1))
@@ -215,6 +215,7 @@ class LowRankUpdates:
 
     def weighted_sum(self, factors: Tensor, into: Tensor) -> None:
         total, column = self.layout.views(into), {name: i for i, name in enumerate(self.layout.names)}
+        factors = factors.to(into.device)
         used = (factors != 0).any(dim=1)
         everybody = bool(used.all())
         for layer, (gradients, inputs) in zip(self.chain, self.factors, strict=True):

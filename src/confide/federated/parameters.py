@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain, groupby
 from multiprocessing import current_process
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+Stretch = tuple[int, int, int]
+"""Of one tensor of the flat vector: which tensor, its first coordinate, and the one after the last."""
 
 
 @dataclass(frozen=True)
@@ -47,39 +50,57 @@ class Layout:
         """The tensors as flat views, in order."""
         return torch.split(flat, self.sizes)
 
-    def difference_norms(self, one: Tensor, other: Tensor, scale: float = 1.0) -> Tensor:
-        """The Euclidean norm of each tensor of (one - other) scale, which is never held as a whole."""  # (layers,)
+    def difference(self, one: Tensor, other: Tensor, out: Tensor, scale: float = 1.0) -> Tensor:
+        """Write (one - other) scale into `out`, which may be one of the two, and return the norm of each tensor of it.
 
-        def square(chunk: tuple[int, int, int]) -> float:
-            _, start, stop = chunk
-            return _square(_subtracted(one[start:stop], other[start:stop]))  # while it is still in the cache
+        One pass over memory: squares are taken while a piece is still in the cache.
+        """  # (layers,)
+
+        @torch.no_grad()  # which every thread has to say for itself
+        def subtract(group: list[Stretch]) -> list[float]:
+            begin, end = group[0][1], group[-1][2]
+            part = torch.sub(one[begin:end], other[begin:end], out=out[begin:end])
+            if scale != 1.0:
+                part.mul_(scale)
+            return [_square(part[start - begin : stop - begin]) for _, start, stop in group]
 
         squares = torch.zeros(len(self.sizes), dtype=torch.float64)
-        chunks = self._chunks()
-        for (layer, _, _), found in zip(chunks, in_threads(square, chunks, one), strict=True):
-            squares[layer] += found
-        return squares.sqrt() * abs(scale)
+        groups = self._groups()
+        for group, found in zip(groups, in_threads(subtract, groups, one), strict=True):
+            for (layer, _, _), each in zip(group, found, strict=True):
+                squares[layer] += each
+        return squares.sqrt()
 
-    def add_difference(self, one: Tensor, other: Tensor, factors: Sequence[float], into: Tensor) -> None:
-        """Add factor times (one - other) of each tensor to `into`. Tensors with a factor of 0 are not looked at."""
+    def add_scaled(self, flat: Tensor, factors: Sequence[float], into: Tensor) -> None:
+        """Add factor times each tensor of `flat` to `into`. Tensors with a factor of 0 are not looked at."""
 
-        def add(chunk: tuple[int, int, int]) -> None:
-            layer, start, stop = chunk
-            add_scaled(into[start:stop], _subtracted(one[start:stop], other[start:stop]), factors[layer])
+        @torch.no_grad()
+        def add(group: list[Stretch]) -> None:
+            for factor, run in groupby(group, lambda stretch: factors[stretch[0]]):
+                begin, *_, end = chain.from_iterable((start, stop) for _, start, stop in run)
+                add_scaled(into[begin:end], flat[begin:end], factor)
 
-        for _ in in_threads(add, [chunk for chunk in self._chunks() if factors[chunk[0]] != 0], one):
+        for _ in in_threads(add, self._groups(), flat):
             pass
 
-    def _chunks(self) -> list[tuple[int, int, int]]:
-        """Stretches of the flat vector that no tensor's end divides: tensor, first coordinate, and one after the last.
+    def _groups(self) -> list[list[Stretch]]:
+        """The flat vector in pieces of about `_CHUNK`, each as the stretches of the tensors in it.
 
         Where they begin decides the last bits of sums, so it depends on nothing but the layout.
         """
-        begins, chunks = 0, []
+        groups: list[list[Stretch]] = [[]]
+        begins, room = 0, _CHUNK
         for layer, size in enumerate(self.sizes):
-            chunks += [(layer, begins + s, min(begins + s + _CHUNK, begins + size)) for s in range(0, size, _CHUNK)]
-            begins += size
-        return chunks
+            start, end = begins, begins + size
+            while start < end:
+                stop = min(end, start + room)
+                groups[-1].append((layer, start, stop))
+                room -= stop - start
+                start = stop
+                if room == 0:
+                    groups, room = [*groups, []], _CHUNK
+            begins = end
+        return [group for group in groups if group]
 
     def norms(self, flat: Tensor) -> Tensor:
         """The Euclidean norm of each tensor, in double precision."""  # (layers,)
@@ -93,19 +114,6 @@ _ROW_ROUNDING = 1 + 2e-5
 _LARGE = 1e30
 
 
-_own = threading.local()
-
-
-@torch.no_grad()  # which every thread has to say for itself
-def _subtracted(one: Tensor, other: Tensor) -> Tensor:
-    """one - other, in memory that the next call of the same thread takes again."""
-    held = getattr(_own, "difference", None)
-    if held is None or len(held) < len(one) or (held.dtype, held.device) != (one.dtype, one.device):
-        held = _own.difference = torch.empty(_CHUNK, dtype=one.dtype, device=one.device)
-    return torch.sub(one, other, out=held[: len(one)])
-
-
-@torch.no_grad()
 def add_scaled(total: Tensor, piece: Tensor, factor: float) -> None:
     if factor != 0 and not 1 / _LARGE < abs(factor) < _LARGE:  # float32 would not hold such a factor well
         total.add_((piece.double() * factor).to(total.dtype))
@@ -129,8 +137,12 @@ def _square(piece: Tensor) -> float:
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             found = float(np.vecdot(rows, rows).sum(dtype=np.float64))
         if 1e-20 < found < 1e30:
-            return found * _ROW_ROUNDING + _square(piece[whole:])
-    return float(np.einsum("i,i->", values, values, dtype=np.float64))
+            return found * _ROW_ROUNDING + _exact_square(values[whole:])
+    return _exact_square(values)
+
+
+def _exact_square(values: np.ndarray) -> float:
+    return float(np.einsum("i,i->", values, values, dtype=np.float64)) if len(values) else 0.0
 
 
 _WORTH_THREADS = 8_000_000

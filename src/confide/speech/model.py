@@ -152,7 +152,7 @@ def forward(
     batch, frames, width = x.shape
     if dropout and randomness is not None:
         mask, keep = _mask(x.shape, dropout, randomness)
-        x = x * mask / keep
+        x = x * mask.to(x.device) / keep
     x = (x + _positions(settings, out_lengths, frames, randomness).to(dtype)).view(batch * frames, width)
 
     # A block's masks come from a generator of its own, so that recomputing it draws the same ones.

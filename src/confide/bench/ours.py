@@ -1,0 +1,62 @@
+"""This project as a candidate: the real loop, with its sampler, plan, ledger (in memory), noise and optimiser.
+
+python -m confide.bench.ours A --workers 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import torch
+
+from confide.bench import recipes
+from confide.bench.protocol import Gate, serve
+
+STEPS = 100_000
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("workload", choices=["A", "B", "C"])
+    options.add_argument("--workers", type=int, default=1)
+    options.add_argument("--cohort", type=int)
+    options.add_argument("--users", type=int)
+    options.add_argument("--parameters", type=int)
+    given = options.parse_args()
+    gate = Gate()
+    from confide.privacy.ledger import Ledger
+    from confide.run import make_loop
+
+    make = {"A": recipes.mlp, "B": recipes.speech, "C": recipes.vector}[given.workload]
+    more: dict[str, Any] = {n: getattr(given, n) for n in ("cohort", "users", "parameters") if getattr(given, n)}
+    loop = make_loop(make(STEPS, **more), lambda header: Ledger.create(None, header), given.workers)
+    state = loop.start()
+
+    def step() -> dict[str, float]:
+        loop.step(state)
+        return {}
+
+    def large_step() -> dict[str, float]:
+        """A whole step, and then the private part of one user's work and the noise by themselves."""
+        from confide.federated.local import PlainUpdate
+        from confide.privacy.gaussian import Address
+
+        loop.step(state)
+        trainer = loop.engine.trainer  # type: ignore[attr-defined]
+        times, central = [time.perf_counter()], state.parameters
+        norms = loop.layout.difference(central, trainer.plain.theta, trainer.plain.theta)
+        update = PlainUpdate(trainer.plain.theta, loop.layout, norms[None], torch.zeros(1))
+        update.weighted_sum(loop.bounder.factors(update.norms), loop.total)
+        times.append(time.perf_counter())
+        loop.plan.source.add(loop.total, 1.0, Address(state.step, purpose="bench"))
+        times.append(time.perf_counter())
+        return {"client": times[1] - times[0], "noise": times[2] - times[1]}
+
+    serve(large_step if given.workload == "C" else step, gate)
+    loop.engine.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""pfl 0.6 (Apple's pfl-research): FederatedAveraging in its SimulatedBackend with a central Gaussian mechanism.
+
+With two processes it is started by `torchrun`, which pfl finds by itself; rank 0 obeys the gate and the other follows.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from pfl.aggregate.simulate import SimulatedBackend
+from pfl.algorithm.base import NNAlgorithmParams
+from pfl.algorithm.federated_averaging import FederatedAveraging
+from pfl.callback.base import TrainingProcessCallback
+from pfl.data.federated_dataset import FederatedDataset
+from pfl.data.pytorch import PyTorchTensorDataset
+from pfl.data.sampling import get_user_sampler
+from pfl.hyperparam.base import NNTrainHyperParams
+from pfl.metrics import Metrics
+from pfl.model.pytorch import PyTorchModel
+from pfl.privacy.gaussian_mechanism import GaussianMechanism
+from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism
+
+from confide.bench.floors import SpeechModel, ctc
+from confide.bench.protocol import Gate
+
+ROUNDS = 100_000
+
+
+class Perceptron(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(784, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+
+    def loss(self, features: Any, labels: Any, eval: bool = False) -> Any:
+        return torch.nn.functional.cross_entropy(self.layers(features), labels)
+
+    def metrics(self, features: Any, labels: Any, eval: bool = False) -> dict[str, Any]:
+        return {}
+
+
+class Recogniser(SpeechModel):
+    def loss(self, features: Any, labels: Any, eval: bool = False) -> Any:
+        return ctc(self(features), labels)
+
+    def metrics(self, features: Any, labels: Any, eval: bool = False) -> dict[str, Any]:
+        return {}
+
+
+class Gated(TrainingProcessCallback):  # type: ignore[misc]
+    """Stands between the rounds. On other ranks there is nobody to obey: they wait in the next all-reduce."""
+
+    def __init__(self, gate: Gate | None) -> None:
+        self.gate = gate
+
+    def on_train_begin(self, *, model: Any) -> Any:
+        if self.gate is not None:
+            self.gate.ready()
+            if not self.gate.open():
+                os._exit(0)
+        return Metrics()
+
+    def after_central_iteration(self, aggregate_metrics: Any, model: Any, *, central_iteration: int) -> Any:
+        if self.gate is not None:
+            self.gate.close()
+            if not self.gate.open():
+                os._exit(0)
+        return False, Metrics()
+
+
+def main() -> None:
+    from confide.bench import data
+
+    torch.set_num_threads(1)
+    gate = Gate() if os.environ.get("RANK", "0") == "0" else None
+    speech = sys.argv[1] == "B"
+    features, labels = map(torch.from_numpy, data.speech_clients() if speech else data.small_clients())
+    np.random.seed(0)  # noqa: NPY002, which is what pfl draws from
+    torch.manual_seed(0)
+    module: Any = Recogniser() if speech else Perceptron()
+    model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
+    users = list(range(len(features)))
+    made = {user: PyTorchTensorDataset((features[user], labels[user])) for user in users}
+    dataset = FederatedDataset(made.__getitem__, get_user_sampler("minimize_reuse", users))
+    mechanism = CentrallyAppliedPrivacyMechanism(GaussianMechanism(0.5, 1.0))
+    backend = SimulatedBackend(dataset, dataset, [mechanism])
+    cohort = 16 if speech else 100
+    FederatedAveraging().run(
+        NNAlgorithmParams(
+            central_num_iterations=ROUNDS, evaluation_frequency=ROUNDS, train_cohort_size=cohort, val_cohort_size=0
+        ),
+        backend,
+        model,
+        NNTrainHyperParams(
+            local_num_epochs=2 if speech else 1, local_learning_rate=0.1, local_batch_size=None if speech else 10
+        ),
+        None,
+        [Gated(gate)],
+        send_metrics_to_platform=False,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Which device a rank takes, how the central model gets there, and that a ledger's line never stands for two values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from confide.bench import recipes
+from confide.engines.distributed import Member
+from confide.engines.ranks import Place, device
+from confide.errors import UserError
+from confide.privacy.ledger import Ledger
+from confide.run import make_loop, make_trainer
+
+RECIPE = recipes.mlp(2, cohort=3, users=9, width=30, hidden=20, examples=4)
+
+
+@pytest.fixture
+def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+
+
+@pytest.mark.usefixtures("four_gpus")
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, "cuda:0"),
+        ({"LOCAL_RANK": "3"}, "cuda:3"),
+        ({"LOCAL_RANK": "5"}, "cuda:1"),
+        ({"LOCAL_RANK": "3", "CONFIDE_DEVICE": "cpu"}, "cpu"),
+        ({"CONFIDE_DEVICE": "cuda"}, "cuda:0"),
+    ],
+)
+def test_a_rank_takes_the_gpu_of_its_number(environ: dict[str, str], expected: str) -> None:
+    assert str(device(environ)) == expected
+
+
+def test_without_a_gpu_a_rank_trains_on_the_processor_or_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert str(device({"LOCAL_RANK": "1"})) == "cpu"
+    with pytest.raises(UserError, match="finds no GPU"):
+        device({"CONFIDE_DEVICE": "cuda"})
+    with pytest.raises(UserError, match="expected auto, cpu or cuda"):
+        device({"CONFIDE_DEVICE": "tpu"})
+
+
+def test_the_central_model_goes_to_where_a_rank_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`meta` stands in for a GPU: another device, to which a copy can be made."""
+    sent: list[Tensor] = []
+    monkeypatch.setattr(torch.distributed, "broadcast", lambda tensor, src: sent.append(tensor))
+    trainer = make_trainer(RECIPE)
+    member, central = Member(trainer, Place(0, 1)), torch.zeros(trainer.layout.size)
+    assert member.receive(central) is central  # no copy where both are in main memory
+    member.central = member.central.to("meta")
+    assert str(member.receive(central).device) == "meta"
+    assert str(member.receive(None).device) == "meta"
+    assert [str(tensor.device) for tensor in sent] == ["cpu", "meta", "meta"]
+
+
+def test_buffers_are_made_where_the_trainer_trains() -> None:
+    trainer = make_trainer(RECIPE, "meta")
+    member = Member(trainer, Place(0, 2))
+    assert {str(t.device) for t in (trainer.plain.theta, member.sums, member.arrived, member.slice)} == {"meta"}
+
+
+def test_a_step_made_anew_by_another_process_is_a_release_of_its_own_where_training_does_not_repeat() -> None:
+    ledgers: list[Ledger] = []
+
+    def make(header: dict[str, Any]) -> Ledger:
+        ledgers.append(Ledger.create(None, header))
+        return ledgers[-1]
+
+    loop = make_loop(RECIPE, make)
+    first, same, other = loop.start(), loop.start(), loop.start()
+    loop.step(first)
+    replace(loop).step(same)
+    assert (loop.ledger.count, torch.equal(first.parameters, same.parameters)) == (1, True)
+    replace(loop, mark="/another process").step(other)
+    assert loop.ledger.count == 2
+    assert not torch.equal(first.parameters, other.parameters)  # other noise
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_ranks_on_gpus_mark_their_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything but the devices is real: the plan must not take a GPU's step for one that repeats itself."""
+    monkeypatch.setattr("confide.run.Distributed", lambda *_: None)
+    monkeypatch.setattr(Tensor, "to", lambda self, *_, **__: self)
+    marks = {make_loop(RECIPE, lambda header: Ledger.create(None, header), here=Place(0, 1)).mark for _ in range(2)}
+    assert len(marks) == 2
+    assert "" not in marks
