@@ -12,7 +12,14 @@ from typing import Annotated, Any
 
 import typer
 
-from confide import corpus_commands, encoder_commands, plan_commands, retrieval_commands, speech_commands
+from confide import (
+    corpus_commands,
+    deploy_commands,
+    encoder_commands,
+    plan_commands,
+    retrieval_commands,
+    speech_commands,
+)
 from confide.engines.ranks import LostRank, Place, dismiss, place
 from confide.errors import Stopped, UserError
 
@@ -36,6 +43,7 @@ Start here:
 app.add_typer(plan_commands.app, name="plan")
 app.add_typer(corpus_commands.app, name="corpus")
 app.add_typer(encoder_commands.app, name="encoder")
+app.add_typer(deploy_commands.app, name="deploy")
 recipes = typer.Typer(no_args_is_help=True, help="Look at recipes: the documents that describe runs.")
 app.add_typer(recipes, name="recipe")
 

@@ -73,7 +73,9 @@ def train(
             raise UserError(f"{folder} holds this run, unfinished; go on with `confide resume {folder}`")
         return summary_of(folder)
     strangers = (
-        [p.name for p in folder.iterdir() if p.name != ".lock" and p.suffix != ".tmp"] if folder.is_dir() else []
+        [p.name for p in folder.iterdir() if p.name not in (".lock", "superlink.log") and p.suffix != ".tmp"]
+        if folder.is_dir()
+        else []
     )
     if strangers:
         raise UserError(f"{folder} is not empty and holds no run ({strangers[0]}, ...); choose another --out folder")

@@ -85,12 +85,12 @@ class Population:
 class Member:
     """A client's whole part in a run, without any network."""
 
-    def __init__(self, recipe: Recipe, task: Task, users: Sequence[int], weights: np.ndarray) -> None:
-        """`weights`: w_k of every user of the population, as the server uses them."""
+    def __init__(self, recipe: Recipe, task: Task, users: Sequence[int]) -> None:
         parameters = task.initial_parameters()
         layout, like = Layout.of(parameters), flatten(parameters)
         self.users, self.identity, self.sum = list(users), identity(recipe, layout, like), torch.empty_like(like)
         rule = bounder(recipe.bounding, layout)
+        weights = np.zeros(max(users) + 1)  # each user's comes with the question
         self.trainer = PartTrainer(task, layout, recipe.local, rule, weights, recipe.run.seed, like)
 
     def answer(self, kind: str, parcel: Parcel) -> Parcel:
@@ -114,12 +114,16 @@ class Member:
         model = torch.from_numpy(np.array(parcel.arrays["model"]))
         if model.shape != self.sum.shape or model.dtype != self.sum.dtype or not bool(torch.isfinite(model).all()):
             raise Refused(f"the server's model is {model.dtype} {tuple(model.shape)} or not finite")
+        weight = facts["weight"]
+        if type(weight) is not float or not 0 < weight <= 1:
+            raise Refused(f"the server gives user {user} a weight of {weight!r}")
+        self.trainer.weights[user] = weight
         bounds = torch.tensor(facts["bounds"], dtype=torch.float64) if facts.get("bounds") else None
         self.sum.zero_()
         tally = self.trainer.add_part(model, np.array([user]), int(facts["step"]), self.sum, bounds)
         loss = float("nan") if tally.not_finite else float(tally.loss)
         back = {name: facts[name] for name in ("run", "step", "nonce")} | self.identity.facts()
         return Parcel(
-            back | {"user": user, "loss": loss, "votes": tally.votes},
-            {"update": self.sum.numpy(), "norms": np.array(tally.layer_norms, dtype=np.float64)},
+            back | {"user": user, "loss": loss, "votes": tally.votes, "norms": tally.layer_norms},
+            {"update": self.sum.numpy()},
         )

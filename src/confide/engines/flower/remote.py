@@ -29,6 +29,7 @@ from confide.federated.bounding import Bounder
 from confide.federated.cohort import Tally
 
 TRAIN, JOIN = "train", "join"
+_JOIN_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,8 @@ class Door:
     registry: Mapping[int, Sequence[int]] | None
     """The users of each node, by its key; none where nodes have no keys and say themselves who they are."""
     population: int
+    recipe: str = ""
+    """What a client is told that has no copy of its own."""
     users: dict[int, int] = field(default_factory=dict)
     """user -> node"""
     refused: dict[int, str] = field(default_factory=dict)
@@ -129,6 +132,8 @@ class Remote:
         self.traits = Traits(repeatable=False, tries=terms.tries)
         self.say = say or (lambda text: print(text, file=sys.stderr, flush=True))
         self.known: set[int] = set()
+        self.asked: dict[str, tuple[int, float]] = {}
+        """Tickets of nodes that were asked who they are, and until when their answer counts."""
 
     def train(
         self, central: Tensor, cohort: np.ndarray, step: int, total: Tensor, bounds: Tensor | None = None
@@ -139,7 +144,8 @@ class Remote:
         held = Round(call, owners, books, self.rule.at(bounds), self.terms.deadline, vote=bounds is not None)
         facts = call.facts() | {"bounds": [] if bounds is None else bounds.tolist()}
         model = {"model": central.detach().numpy()}
-        self._hold(held, [(node, Parcel(facts | {"user": user}, model)) for user, node in owners.items() if node >= 0])
+        own = {user: {"user": user, "weight": float(self.books.weights[user])} for user in owners}
+        self._hold(held, [(node, Parcel(facts | own[user], model)) for user, node in owners.items() if node >= 0])
         tally = held.close(self.terms.needed(len(cohort)))
         if held.counts[ACCEPTED] < len(cohort) or held.notes:
             self.say(f"step {step + 1}: cohort {len(cohort)}, {held.summary()}")
@@ -168,29 +174,30 @@ class Remote:
                 time.sleep(self.terms.poll)
 
     def look(self) -> None:
-        """Meet whoever has come, forget whoever has gone."""
+        """Meet whoever has come, forget whoever has gone. Never waits: a node that is silent holds up nobody."""
         here = self.link.nodes()
         for node in self.known - here:
             self.door.forget(node)
         self.known &= here
-        new = sorted(here - self.known)
-        if not new:
-            return
-        question = Parcel({"run": self.run, **self.door.identity.facts()})
-        sent = self.link.ask(JOIN, [(node, question) for node in new], 30.0)
-        waiting = {ticket: node for ticket, node in zip(sent, new, strict=True) if ticket is not None}
-        ends = time.monotonic() + 30.0
-        while waiting and time.monotonic() < ends:
-            for reply in self.link.replies(list(waiting)):
-                node = waiting.pop(reply.ticket, reply.node)
-                self._met(node, reply)
-            if waiting:
-                time.sleep(self.terms.poll)
+        now = time.monotonic()
+        self.asked = {ticket: (node, ends) for ticket, (node, ends) in self.asked.items() if ends > now}
+        new = sorted(here - self.known - {node for node, _ in self.asked.values()})
+        question = Parcel({"run": self.run, "told": self.door.recipe, **self.door.identity.facts()})
+        sent = self.link.ask(JOIN, [(node, question) for node in new], _JOIN_SECONDS)
+        for ticket, node in zip(sent, new, strict=True):
+            if ticket is not None:
+                self.asked[ticket] = (node, now + _JOIN_SECONDS)
+        while self.asked:
+            replies = self.link.replies(list(self.asked))
+            for reply in replies:
+                self._met(self.asked.pop(reply.ticket)[0], reply)
+            if not replies:
+                return
 
     def _met(self, node: int, reply: Reply) -> None:
         if reply.parcel is None:
-            self.say(f"node {node} did not join: {reply.error}")
-            return
+            self.say(f"node {node} did not join: {reply.error[:300]}")
+            return  # it is asked again: a client that is starting may answer later
         self.known.add(node)
         reason = reply.parcel.facts.get("refuses") or self.door.answer(node, reply.parcel.facts)
         if reason:
