@@ -121,6 +121,9 @@ def client(
         Path | None,
         typer.Option(help="Your own data: a folder of speech, or a file of queries; all of it is one user."),
     ] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="For privacy.trust local: where this client keeps its own privacy ledger.")
+    ] = None,
     patience: Annotated[float, typer.Option(min=0, help="Seconds to wait for a server that is away.")] = 3600,
     plain: Plain = False,
     set_: Sets = None,
@@ -143,7 +146,7 @@ def client(
     torch.set_num_threads(1)
     access = Access(Address.parse(server), ca, key)
     own = None if recipe is None else load(recipe, set_ or [])
-    serve(access, Client(own, _users(users), data).answer, patience)
+    serve(access, Client(own, _users(users), data, state).answer, patience)
 
 
 def _users(text: str) -> list[int]:

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-import numpy as np
 import yaml
 
 from confide import checkpoint, recipe
@@ -31,6 +30,7 @@ from confide.federated.task import Task
 from confide.files import write_atomically
 from confide.privacy import accountant, ledger
 from confide.privacy.ledger import Ledger
+from confide.privacy.plan import Plan
 from confide.progress import Reporter, stop_on_signal
 from confide.recipe import Recipe
 from confide.run import Loop, Record, make_loop, mean_of_recent
@@ -45,7 +45,7 @@ class Deployed:
     """A run whose users are on other machines."""
 
     task: Task
-    engine: Callable[[Recipe, Task, np.ndarray], Engine]
+    engine: Callable[[Recipe, Task, Plan], Engine]
 
 
 def train(

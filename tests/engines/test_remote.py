@@ -197,12 +197,12 @@ def test_hostile_clients_reach_neither_model_nor_ledger_beyond_the_bound(data: s
             update = np.array([data.draw(values) for _ in range(4)]).astype(made.arrays["update"].dtype)
             return Parcel(made.facts, {"update": update})
 
-    def make(recipe: Recipe, task: Any, weights: np.ndarray) -> Remote:
+    def make(recipe: Recipe, task: Any, plan: Any) -> Remote:
         from confide.engines.flower.deployment import remote_engine
 
         shares = {node: [node, node + 3] for node in range(3)}
         link = Local({n: (Hostile if n else Member)(recipe, task, users) for n, users in shares.items()})
-        return remote_engine(recipe, task, weights, link, shares, Terms(deadline=5, poll=0, minimum=0.0))
+        return remote_engine(recipe, task, plan, link, shares, Terms(deadline=5, poll=0, minimum=0.0))
 
     loop = make_loop(recipe, lambda header: Ledger.create(None, header), remote=make)
     state = loop.start()

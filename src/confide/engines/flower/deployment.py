@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # before anything of Flower is imported
 
 from confide import folder, recipe
 from confide.engines.engine import Abandoned, Engine
 from confide.engines.flower import keys
 from confide.engines.flower.client import Member, OwnData, Population, Refused
+from confide.engines.flower.masked import Masked
 from confide.engines.flower.parcels import Parcel, identity
 from confide.engines.flower.remote import JOIN, Door, Link, Remote, Terms
 from confide.engines.flower.rounds import Books
@@ -29,6 +28,7 @@ from confide.errors import UserError
 from confide.federated.bounding import bounder
 from confide.federated.parameters import Layout, flatten
 from confide.federated.task import Task
+from confide.privacy.plan import Plan
 from confide.recipe import Recipe
 from confide.tasks import make_task
 
@@ -67,8 +67,8 @@ def serve(
         made = SuperLink(address, hosting.keys, federation, out / LOG)
         return made, made.registry
 
-    def engine(wanted: Recipe, task: Task, weights: np.ndarray) -> Engine:
-        return remote_engine(wanted, task, weights, *link(), terms, first)
+    def engine(wanted: Recipe, task: Task, plan: Plan) -> Engine:
+        return remote_engine(wanted, task, plan, *link(), terms, first)
 
     deployed = folder.Deployed(server_task(wanted, population), engine)
     begun = (out / folder.RECIPE).exists() and not (out / folder.SUMMARY).exists()
@@ -86,7 +86,7 @@ def serve(
 def remote_engine(
     wanted: Recipe,
     task: Task,
-    weights: np.ndarray,
+    plan: Plan,
     link: Link,
     registry: Mapping[int, Sequence[int]] | None,
     terms: Terms,
@@ -95,10 +95,10 @@ def remote_engine(
     """The engine of a run over a link, once `first` users are here."""
     parameters = task.initial_parameters()
     layout, like = Layout.of(parameters), flatten(parameters)
-    door = Door(identity(wanted, layout, like), registry, len(weights), wanted.model_dump_json())
-    made = Remote(
-        link, door, os.urandom(16).hex(), Books(layout, weights, like), bounder(wanted.bounding, layout), terms
-    )
+    door = Door(identity(wanted, layout, like), registry, len(plan.weights), wanted.model_dump_json())
+    kind = Masked if wanted.privacy.trust == "distributed" else Remote
+    books, rule = Books(layout, plan.weights, like), bounder(wanted.bounding, layout)
+    made = kind(link, door, os.urandom(16).hex(), books, rule, terms, plan)
     try:
         made.wait_for(first)
     except BaseException:
@@ -127,7 +127,14 @@ def check_deployable(wanted: Recipe) -> None:
     if wanted.privacy.trust == "central" and wanted.privacy.placement == "client":
         raise UserError(
             "privacy.placement=client with trust=central: the server would add the clients' noise for them; use "
-            "placement: sum, or trust: local"
+            "placement: sum, trust: distributed or trust: local"
+        )
+    if wanted.privacy.trust == "distributed" and (
+        wanted.users.weights != "uniform" or wanted.privacy.noise_scale is not None
+    ):
+        raise UserError(
+            "privacy.trust=distributed: a client's share of the noise is made for uniform weights and for "
+            "noise_multiplier or target_epsilon; leave users.weights and privacy.noise_scale out"
         )
 
 
@@ -145,10 +152,10 @@ def _warn(wanted: Recipe, hosting: Hosting) -> None:
 class Client:
     """A client that builds its task when it knows the recipe: its own copy, or the one that the server tells."""
 
-    def __init__(self, own: Recipe | None, users: Sequence[int], data: Path | None) -> None:
+    def __init__(self, own: Recipe | None, users: Sequence[int], data: Path | None, state: Path | None = None) -> None:
         if data is not None and len(users) != 1:
             raise UserError(f"--data is one user's; this client speaks for {len(users)} users")
-        self.users, self.data = list(users), data
+        self.users, self.data, self.state = list(users), data, state
         self.member = None if own is None else self._member(own)
 
     def answer(self, kind: str, parcel: Parcel) -> Parcel:
@@ -162,14 +169,14 @@ class Client:
     def _member(self, wanted: Recipe) -> Member:
         task = make_task((wanted if self.data is None else own_data(wanted, self.data)).task, wanted.run.seed)
         if self.data is not None:
-            return Member(wanted, OwnData(task, self.users[0]), self.users)
+            return Member(wanted, OwnData(task, self.users[0]), self.users, self.state)
         unknown = [user for user in self.users if user >= len(task.examples)]
         if unknown:
             raise UserError(
                 f"--users {unknown}: the recipe's corpus has users 0 to {len(task.examples) - 1}; a client with data "
                 "of its own names them with --data"
             )
-        return Member(wanted, task, self.users)
+        return Member(wanted, task, self.users, self.state)
 
 
 def own_data(wanted: Recipe, data: Path) -> Recipe:

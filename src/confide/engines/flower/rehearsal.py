@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from confide.engines.flower.client import Member
 from confide.engines.flower.deployment import remote_engine
 from confide.engines.flower.parcels import Parcel
 from confide.engines.flower.remote import Remote, Reply, Terms
+from confide.errors import UserError
 from confide.federated.task import Task
+from confide.privacy.plan import Plan
 from confide.recipe import Recipe
 
 Fate = Callable[[str, int, Parcel], str]
@@ -49,7 +50,10 @@ class Local:
             del self.waiting[ticket]
             if end:
                 return [Reply(ticket, node, None, end)]
-            return [Reply(ticket, node, self.members[node].answer(kind, parcel))]
+            try:
+                return [Reply(ticket, node, self.members[node].answer(kind, parcel))]
+            except UserError as error:
+                return [Reply(ticket, node, None, str(error))]
         return []
 
     def close(self) -> None:
@@ -57,15 +61,16 @@ class Local:
 
 
 def engine(
-    clients: int = 3, fate: Fate | None = None, terms: Terms | None = None
-) -> Callable[[Recipe, Task, np.ndarray], Remote]:
+    clients: int = 3, fate: Fate | None = None, terms: Terms | None = None, state: Path | None = None
+) -> Callable[[Recipe, Task, Plan], Remote]:
     """What `make_loop` takes as `remote`: users dealt to so many clients of this process."""
 
-    def make(recipe: Recipe, task: Task, weights: np.ndarray) -> Remote:
-        shares = {100 + n: list(range(n, len(weights), clients)) for n in range(clients)}
-        link = Local({node: Member(recipe, task, users) for node, users in shares.items()})
+    def make(recipe: Recipe, task: Task, plan: Plan) -> Remote:
+        shares = {100 + n: list(range(n, len(plan.weights), clients)) for n in range(clients)}
+        members = {node: Member(recipe, task, users, state and state / str(node)) for node, users in shares.items()}
+        link = Local(dict(members))
         if fate is not None:
             link.fate = fate
-        return remote_engine(recipe, task, weights, link, shares, terms or Terms(deadline=60.0, poll=0.0))
+        return remote_engine(recipe, task, plan, link, shares, terms or Terms(deadline=60.0, poll=0.0))
 
     return make

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -22,11 +22,13 @@ import numpy as np
 from torch import Tensor
 
 from confide.engines.engine import Traits
+from confide.engines.flower.own_noise import local_slack
 from confide.engines.flower.parcels import Identity, Parcel
 from confide.engines.flower.rounds import ACCEPTED, Books, Call, Round
 from confide.errors import UserError
 from confide.federated.bounding import Bounder
 from confide.federated.cohort import Tally
+from confide.privacy.plan import Plan
 
 TRAIN, JOIN = "train", "join"
 _JOIN_SECONDS = 30.0
@@ -126,14 +128,19 @@ class Remote:
         books: Books,
         rule: Bounder,
         terms: Terms,
+        plan: Plan,
         say: Callable[[str], None] | None = None,
     ) -> None:
         self.link, self.door, self.run, self.books, self.rule, self.terms = link, door, run, books, rule, terms
-        self.traits = Traits(repeatable=False, tries=terms.tries)
+        self.plan = plan
         self.say = say or (lambda text: print(text, file=sys.stderr, flush=True))
         self.known: set[int] = set()
         self.asked: dict[str, tuple[int, float]] = {}
         """Tickets of nodes that were asked who they are, and until when their answer counts."""
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(repeatable=False, noisy=self.plan.event.sampler == "local", tries=self.terms.tries)
 
     def train(
         self, central: Tensor, cohort: np.ndarray, step: int, total: Tensor, bounds: Tensor | None = None
@@ -141,17 +148,23 @@ class Remote:
         books = Books(self.books.layout, self.books.weights, total)
         call = Call.new(self.run, self.door.identity, step)
         owners = self._owners(cohort)
-        held = Round(call, owners, books, self.rule.at(bounds), self.terms.deadline, vote=bounds is not None)
+        rule, vote = self.rule.at(bounds), bounds is not None
+        held = Round(call, owners, books, rule, self.terms.deadline, vote, self._slack(rule, total))
         facts = call.facts() | {"bounds": [] if bounds is None else bounds.tolist()}
+        facts["population"] = len(self.books.weights)
         model = {"model": central.detach().numpy()}
         own = {user: {"user": user, "weight": float(self.books.weights[user])} for user in owners}
-        self._hold(held, [(node, Parcel(facts | own[user], model)) for user, node in owners.items() if node >= 0])
+        self._hold(held, {u: (node, Parcel(facts | own[u], model)) for u, node in owners.items() if node >= 0})
         tally = held.close(self.terms.needed(len(cohort)))
         if held.counts[ACCEPTED] < len(cohort) or held.notes:
             self.say(f"step {step + 1}: cohort {len(cohort)}, {held.summary()}")
             for note in held.notes[:5]:
                 self.say(f"  {note}")
         return tally
+
+    def _slack(self, rule: Bounder, total: Tensor) -> float:
+        """Clients with noise of their own are held to the bound and what the noise can add."""
+        return local_slack(self.plan, rule.sensitivity, total.numel()) if self.traits.noisy else 0.0
 
     def _owners(self, cohort: np.ndarray) -> dict[int, int]:
         """The node of each user of the cohort; -1 for a user that nobody speaks for now."""
@@ -160,17 +173,29 @@ class Remote:
             self.wait_for(1)
         return {int(user): self.door.users.get(int(user), -1) for user in cohort}
 
-    def _hold(self, held: Round, parcels: list[tuple[int, Parcel]]) -> None:
-        sent = self.link.ask(TRAIN, parcels, self.terms.deadline)
-        waiting = {ticket: node for ticket, (node, _) in zip(sent, parcels, strict=True) if ticket is not None}
-        while held.open and waiting:
-            for reply in self.link.replies(list(waiting)):
-                node = waiting.pop(reply.ticket, reply.node)
-                if reply.parcel is None:
-                    held.miss(node, reply.error)
-                else:
-                    held.take(reply.node, reply.parcel)
-            if held.open and waiting:
+    def _hold(self, held: Round, parcels: dict[int, tuple[int, Parcel]]) -> None:
+        for _, reply in self._replies(TRAIN, parcels, held.ends):
+            if reply.parcel is None:
+                held.miss(reply.node, reply.error)
+            else:
+                held.take(reply.node, reply.parcel)
+
+    def exchange(self, kind: str, parcels: dict[int, tuple[int, Parcel]], ends: float) -> Iterator[tuple[int, Parcel]]:
+        """Ask users through their nodes, and yield what each answers; who fails or is late is left out."""
+        for user, reply in self._replies(kind, parcels, ends):
+            if reply.parcel is None:
+                self.say(f"node {reply.node}, user {user}: {reply.error[:200]}")
+            elif reply.node == parcels[user][0]:
+                yield user, reply.parcel
+
+    def _replies(self, kind: str, parcels: dict[int, tuple[int, Parcel]], ends: float) -> Iterator[tuple[int, Reply]]:
+        sent = self.link.ask(kind, list(parcels.values()), max(ends - time.monotonic(), 1.0))
+        waiting = {ticket: user for ticket, user in zip(sent, parcels, strict=True) if ticket is not None}
+        while waiting and time.monotonic() < ends:
+            replies = self.link.replies(list(waiting))
+            for reply in replies:
+                yield waiting.pop(reply.ticket), reply
+            if waiting and not replies:
                 time.sleep(self.terms.poll)
 
     def look(self) -> None:
