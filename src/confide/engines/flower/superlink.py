@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Message
 from flwr.cli.build import build_fab_from_files
 from flwr.common.serde import fab_to_proto, run_from_proto
 from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
@@ -40,8 +39,8 @@ from flwr.superlink.grid import HttpGrid
 
 from confide.engines.flower import keys
 from confide.engines.flower.keys import Federation
+from confide.engines.flower.link import GridLink
 from confide.engines.flower.parcels import Parcel
-from confide.engines.flower.records import from_records, to_records
 from confide.engines.flower.remote import Reply
 from confide.errors import UserError
 
@@ -95,6 +94,7 @@ class SuperLink:
             self._wait()
             self.registry = self._register(federation) if federation is not None and credentials is not None else None
             self.grid, self.heart = self._run()
+            self.link = GridLink(self.grid)
         except BaseException:
             self.process.terminate()
             raise
@@ -168,28 +168,13 @@ class SuperLink:
         return grid, heart
 
     def nodes(self) -> set[int]:
-        return set(self.grid.get_node_ids())
+        return self.link.nodes()
 
     def ask(self, kind: str, parcels: Sequence[tuple[int, Parcel]], seconds: float) -> list[str | None]:
-        # One by one: a request with many models would be large, and one that fails should not take others with it.
-        tickets: list[str | None] = []
-        for node, parcel in parcels:
-            message = Message(to_records(parcel), node, f"query.{kind}", ttl=max(seconds, 1.0))
-            tickets += list(self.grid.push_messages([message])) or [None]
-        return tickets
+        return self.link.ask(kind, parcels, seconds)
 
     def replies(self, tickets: Iterable[str]) -> list[Reply]:
-        found = []
-        for ticket in tickets:
-            for message in self.grid.pull_messages([ticket]):
-                about = message.metadata
-                if message.has_error():
-                    found.append(Reply(ticket, about.src_node_id, None, str(message.error.reason)))
-                else:
-                    found.append(Reply(ticket, about.src_node_id, from_records(message.content)))
-            if found:
-                break  # one answer at a time is all that has to be held
-        return found
+        return self.link.replies(tickets)
 
     def close(self) -> None:
         for end in (self.heart.stop, self.grid.close):
