@@ -15,6 +15,7 @@ import typer
 from confide import (
     bench_commands,
     corpus_commands,
+    deploy_commands,
     diagnose_commands,
     encoder_commands,
     plan_commands,
@@ -47,6 +48,7 @@ app.command()(bench_commands.bench)
 app.add_typer(plan_commands.app, name="plan")
 app.add_typer(corpus_commands.app, name="corpus")
 app.add_typer(encoder_commands.app, name="encoder")
+app.add_typer(deploy_commands.app, name="deploy")
 recipes = typer.Typer(no_args_is_help=True, help="Look at recipes: the documents that describe runs.")
 app.add_typer(recipes, name="recipe")
 

@@ -37,6 +37,7 @@ from confide.federated.task import Task
 from confide.files import write_atomically
 from confide.privacy import accountant, ledger
 from confide.privacy.ledger import Ledger
+from confide.privacy.plan import Plan
 from confide.progress import Reporter, stop_on_signal
 from confide.recipe import Recipe
 from confide.run import Loop, Record, make_loop, mean_of_recent, surroundings
@@ -51,7 +52,7 @@ class Deployed:
     """A run whose users are on other machines."""
 
     task: Task
-    engine: Callable[[Recipe, Task, np.ndarray], Engine]
+    engine: Callable[[Recipe, Task, Plan], Engine]
 
 
 def train(
@@ -79,7 +80,9 @@ def train(
             raise UserError(f"{folder} holds this run, unfinished; go on with `confide resume {folder}`")
         return summary_of(folder)
     strangers = (
-        [p.name for p in folder.iterdir() if p.name != ".lock" and p.suffix != ".tmp"] if folder.is_dir() else []
+        [p.name for p in folder.iterdir() if p.name not in (".lock", "superlink.log") and p.suffix != ".tmp"]
+        if folder.is_dir()
+        else []
     )
     if strangers:
         raise UserError(f"{folder} is not empty and holds no run ({strangers[0]}, ...); choose another --out folder")

@@ -402,7 +402,7 @@ def _check_sampler(task: Any, sampling: Sampling, privacy: Privacy) -> list[str]
     if (
         privacy.mechanism == "gaussian"
         and privacy.accountant == "pld"
-        and privacy.trust == "central"
+        and privacy.trust != "local"
         and sampling.kind == "fixed"
         and not full
     ):
@@ -410,7 +410,7 @@ def _check_sampler(task: Any, sampling: Sampling, privacy: Privacy) -> list[str]
             "privacy.accountant=pld: has no proof for cohorts of fixed size; "
             "use accountant: rdp, or sampling.kind: poisson"
         )
-    if privacy.mechanism == "gaussian" and privacy.trust == "central" and sampling.kind == "cyclic":
+    if privacy.mechanism == "gaussian" and privacy.trust != "local" and sampling.kind == "cyclic":
         problems.append(
             "sampling.kind=cyclic: independent noise gains nothing from a schedule; "
             "use privacy.mechanism: banded (bands: 1 is independent noise), or sampling.kind: poisson"
@@ -463,8 +463,13 @@ def _check_partial(sampling: Sampling, privacy: Privacy, bounding: Bounding) -> 
 
 
 def _check_local_trust(privacy: Privacy, bounding: Bounding) -> list[str]:
-    if privacy.trust == "local" and bounding.adaptive is not None:
-        return ["bounding.adaptive: its counts are noised by the server; it cannot be used with privacy.trust: local"]
+    if privacy.trust != "central" and bounding.adaptive is not None:
+        return [
+            "bounding.adaptive: its counts are noised by the server; it cannot be used with privacy.trust: "
+            f"{privacy.trust}"
+        ]
+    if privacy.trust == "distributed" and privacy.mechanism != "gaussian":
+        return [f"privacy.trust=distributed: shares of the noise are for mechanism gaussian, not {privacy.mechanism}"]
     return []
 
 

@@ -242,11 +242,11 @@ def make_loop(
     workers: int = 1,
     task: Task | None = None,
     here: Place | None = None,
-    remote: Callable[[Recipe, Task, np.ndarray], Engine] | None = None,
+    remote: Callable[[Recipe, Task, Plan], Engine] | None = None,
 ) -> Loop:
     """Build everything and check it, before anything is trained or written.
 
-    `here` is rank 0 of several, if any; `remote` makes the engine of a deployment from the users' weights.
+    `here` is rank 0 of several, if any; `remote` makes the engine of a deployment.
     """
     torch.set_num_threads(1)
     task = task or make_task(recipe.task, recipe.run.seed)
@@ -259,7 +259,7 @@ def make_loop(
         recipe.bounding.adaptive, len(rule.bounds), spans_of(recipe.privacy, layout),
     )  # fmt: skip
     if remote is not None:
-        engine: Engine = remote(recipe, task, weights)
+        engine: Engine = remote(recipe, task, plan)
     elif workers > 1:
         size, costs = part_size(task, recipe.local, layout), expected_costs(task, recipe.local)
         engine = Processes(recipe.model_dump_json(), workers, like, size, costs)

@@ -61,8 +61,9 @@ def answer(user: Any = 0, **changed: Any) -> Parcel:
         "user": user,
         "loss": 1.0,
         "votes": [],
+        "norms": [0.2, 0.3],
     }
-    arrays: dict[str, Any] = {"update": np.full(SIZE, 0.01, dtype=np.float32), "norms": np.array([0.2, 0.3])}
+    arrays: dict[str, Any] = {"update": np.full(SIZE, 0.01, dtype=np.float32)}
     facts |= {name: value for name, value in changed.items() if name not in arrays}
     arrays |= {name: value for name, value in changed.items() if name in arrays}
     return Parcel({k: v for k, v in facts.items() if v is not ...}, {k: v for k, v in arrays.items() if v is not ...})
@@ -92,6 +93,8 @@ def test_an_honest_answer_is_added_as_it_is() -> None:
         ({"loss": ...}, 100, MALFORMED),
         ({"loss": 1e300}, 100, MALFORMED),
         ({"votes": [0.5]}, 100, MALFORMED),
+        ({"norms": [1.0]}, 100, MALFORMED),
+        ({"norms": [1.0, "2"]}, 100, MALFORMED),
         ({"update": ...}, 100, MALFORMED),
         ({"update": np.zeros(SIZE)}, 100, MALFORMED),
         ({"update": np.zeros(SIZE + 1, dtype=np.float32)}, 100, MALFORMED),
@@ -100,7 +103,7 @@ def test_an_honest_answer_is_added_as_it_is() -> None:
         ({"update": np.full(SIZE, np.nan, dtype=np.float32)}, 100, NOT_FINITE),
         ({"update": np.full(SIZE, -np.inf, dtype=np.float32)}, 100, NOT_FINITE),
         ({"loss": math.nan}, 100, NOT_FINITE),
-        ({"norms": np.array([np.inf, 0.0])}, 100, NOT_FINITE),
+        ({"norms": [math.inf, 0.0]}, 100, NOT_FINITE),
     ],
 )
 def test_what_does_not_belong_here_adds_nothing(changed: dict[str, Any], node: int, verdict: str) -> None:
@@ -195,11 +198,11 @@ def messages(draw: st.DrawFn) -> tuple[int, Any]:
     user = draw(st.one_of(st.integers(0, USERS - 1), _anything))
     changed: dict[str, Any] = {}
     for name in draw(
-        st.sets(st.sampled_from(["run", "step", "nonce", "version", "layout", "loss", "votes"]), max_size=2)
+        st.sets(st.sampled_from(["run", "step", "nonce", "version", "layout", "loss", "votes", "norms"]), max_size=2)
     ):
         changed[name] = draw(_anything)
-    for name in draw(st.sets(st.sampled_from(["update", "norms"]))):
-        changed[name] = draw(arrays())
+    if draw(st.booleans()):
+        changed["update"] = draw(arrays())
     node = 100 + user if type(user) is int and draw(st.integers(0, 5)) else draw(st.integers(95, 110))
     return node, answer(user, **changed)
 

@@ -6,9 +6,11 @@ noise scale, and the accountant never sees anything but the plan's own event.
 Four mechanisms. `gaussian`: independent noise at every step, with amplification by sampling. `banded`: noise that is
 correlated over steps, for a schedule in place of sampling (DP-FTRL; see `factorisation`). `partial`: the noise of
 `gaussian`, value for value, but on some tensors only, to see what it does to them (PFL-ASR Figures 15 and 16); its
-event has a noise multiplier of 0, so nothing can take it for a guarantee. `none`: no noise and no guarantee. Two kinds
-of trust. `central`: the noise is on the sum that the server releases. `local`: every user's
-message carries its own, and the server itself is kept from knowing (CAR's local DP with a fixed bound).
+event has a noise multiplier of 0, so nothing can take it for a guarantee. `none`: no noise and no guarantee. Three
+kinds of trust. `central`: the noise is on the sum that the server releases. `distributed`: users add it in shares and
+the server sees only their noisy sum, in a deployment; in one process the result has the same distribution as `central`,
+and is made in the same way. `local`: every user's message carries its own, and the server itself is kept from knowing
+(CAR's local DP with a fixed bound).
 
 With CAR's adaptive rule (`bounding.adaptive: {kind: car}`) the messages carry noise too, but its scale follows the raw
 norms: the event has a noise multiplier of 0 and no sensitivity, so that nothing can take it for a guarantee.
@@ -55,8 +57,10 @@ class Privacy(BaseModel):
         "sampling.kind cyclic, which assumes no sampling (DP-FTRL); partial: noise on `tensors` only, for analysis, "
         "without any guarantee; none: no noise, and no guarantee",
     )
-    trust: Literal["central", "local"] = Field(
-        "central", description="central: noise on the sum; local: noise on every user's message, against the server"
+    trust: Literal["central", "distributed", "local"] = Field(
+        "central",
+        description="central: noise on the sum; distributed: the same noise in shares of the users, whose single "
+        "updates secure aggregation hides (confide deploy); local: noise on every user's message, against the server",
     )
     target_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None, description="calibrate the noise to this epsilon; give this, noise_multiplier or noise_scale"

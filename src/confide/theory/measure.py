@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from confide.errors import UserError
-from confide.federated.local import LocalTraining, PlainTrainer
-from confide.federated.parameters import Layout
+from confide.federated.local import LocalTraining, PlainTrainer, batches, packed
+from confide.federated.parameters import Layout, flatten
 from confide.federated.task import Task
 from confide.randomness import generator
 
@@ -127,9 +127,9 @@ class _Prober(PlainTrainer):
     def gradient(self, point: Tensor, batch: tuple[Tensor, ...]) -> tuple[Tensor, float]:
         with torch.no_grad():
             self.theta.copy_(point)
-        loss = self.task.loss(self.layout.views(self.theta), batch)
-        (found,) = torch.autograd.grad(loss, self.theta)
-        return found, float(loss.detach())
+        loss = self.task.loss(self.leaves, batch)
+        found = torch.autograd.grad(loss, list(self.leaves.values()), materialize_grads=True)
+        return flatten(dict(zip(self.leaves, found, strict=True))), float(loss.detach())
 
     def at_rest(self, central: Tensor, user: int, step: int) -> tuple[Tensor, float, int, Tensor, Tensor]:
         """What a user would send if it took its steps without moving, and what there is to know of its gradients."""
@@ -137,7 +137,7 @@ class _Prober(PlainTrainer):
         draw = generator(self.seed, "batches", step, user)
         total, reach, steps = torch.zeros_like(central), 0.0, 0
         largest = squares = torch.zeros(len(self.layout.names), dtype=torch.float64)
-        for chosen in self._batches(user, draw):
+        for chosen in batches(self.task, local, user, draw):
             gradient, _ = self.gradient(central, self.task.batch(user, chosen, draw))
             norms = per_layer(self.layout, gradient)
             largest, squares = torch.maximum(largest, norms.sqrt()), squares + norms
@@ -154,7 +154,7 @@ class _Prober(PlainTrainer):
         if self.local.batch_size is None and self.local.batch_seconds is None:
             return self.gradient(point, self.task.batch(user, None, draw))
         total, loss = torch.zeros_like(point), 0.0
-        for places in self._packed(user, np.arange(held)):
+        for places in packed(self.task, self.local, user, np.arange(held)):
             gradient, own = self.gradient(point, self.task.batch(user, places, draw))
             total.add_(gradient, alpha=len(places) / held)
             loss += own * len(places) / held

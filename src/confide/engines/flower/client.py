@@ -8,20 +8,24 @@ version or another model; only where its data lie is its own. Nothing that arriv
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from confide.engines.flower.own_noise import OwnNoise, noisy_share, share_scale
 from confide.engines.flower.parcels import Parcel, identity
 from confide.engines.flower.remote import JOIN, TRAIN
+from confide.engines.flower.secure import KEYS, MASKED, SHARES, UNMASK, Session, clamp, ring_for
 from confide.errors import UserError
 from confide.federated.bounding import bounder
-from confide.federated.cohort import PartTrainer
+from confide.federated.cohort import PartTrainer, Tally
 from confide.federated.local import LocalTraining, Updates
 from confide.federated.parameters import Layout, flatten
 from confide.federated.task import Task
+from confide.privacy.secure_sum import Vector
 from confide.recipe import Recipe
 
 
@@ -85,41 +89,100 @@ class Population:
 class Member:
     """A client's whole part in a run, without any network."""
 
-    def __init__(self, recipe: Recipe, task: Task, users: Sequence[int], weights: np.ndarray) -> None:
-        """`weights`: w_k of every user of the population, as the server uses them."""
+    def __init__(self, recipe: Recipe, task: Task, users: Sequence[int], state: Path | None = None) -> None:
+        """`state`: where a client with noise of its own keeps its ledger."""
         parameters = task.initial_parameters()
         layout, like = Layout.of(parameters), flatten(parameters)
         self.users, self.identity, self.sum = list(users), identity(recipe, layout, like), torch.empty_like(like)
         rule = bounder(recipe.bounding, layout)
+        self.trust, self.sessions = recipe.privacy.trust, dict[int, Session]()
+        private = recipe.privacy.mechanism != "none" and self.trust != "central"
+        self.noise = OwnNoise(recipe, rule.sensitivity, state) if private else None
+        weights = np.zeros(max(users) + 1)  # each user's comes with the question
         self.trainer = PartTrainer(task, layout, recipe.local, rule, weights, recipe.run.seed, like)
 
     def answer(self, kind: str, parcel: Parcel) -> Parcel:
         if kind == JOIN:
             return self._join(parcel.facts)
-        if kind == TRAIN:
+        self._check(parcel.facts)
+        if kind == TRAIN and self.trust != "distributed":
             return self._train(parcel)
+        if kind in (KEYS, SHARES, MASKED, UNMASK) and self.trust == "distributed":
+            return self._aggregate(kind, parcel)
         raise Refused(f"the server asks for {kind!r}, which this client does not know")
 
     def _join(self, facts: Mapping[str, Any]) -> Parcel:
         differs = self.identity.differs(facts)
         return Parcel({"users": self.users, **self.identity.facts(), **({"refuses": differs} if differs else {})})
 
-    def _train(self, parcel: Parcel) -> Parcel:
-        facts, user = parcel.facts, parcel.facts["user"]
+    def _check(self, facts: Mapping[str, Any]) -> None:
         differs = self.identity.differs(facts)
         if differs:
             raise Refused(f"the server has {differs}")
-        if user not in self.users:
-            raise Refused(f"the server asks for user {user}; this client has {self.users}")
+        if facts["user"] not in self.users:
+            raise Refused(f"the server asks for user {facts['user']}; this client has {self.users}")
+
+    def _train(self, parcel: Parcel) -> Parcel:
+        facts, weight = parcel.facts, parcel.facts["weight"]
+        if type(weight) is not float or not 0 < weight <= 1:
+            raise Refused(f"the server gives user {facts['user']} a weight of {weight!r}")
+        tally = self._update(parcel, weight)
+        loss = float("nan") if tally.not_finite else float(tally.loss)
+        said: dict[str, Any] = {"loss": loss, "votes": tally.votes, "norms": tally.layer_norms}
+        if self.noise is not None:  # local: norm and loss of a single user would tell what the noise hides
+            said |= {"loss": 0.0, "norms": [0.0] * len(tally.layer_norms)}
+            population = _population(facts)
+            self.noise.add_local(self.sum, weight, facts["user"], int(facts["step"]), population)
+        return Parcel(self._back(facts) | said, {"update": self.sum.numpy()})
+
+    def _update(self, parcel: Parcel, weight: float) -> Tally:
+        """Train and leave w_k u_k in `sum`."""
+        facts = parcel.facts
         model = torch.from_numpy(np.array(parcel.arrays["model"]))
         if model.shape != self.sum.shape or model.dtype != self.sum.dtype or not bool(torch.isfinite(model).all()):
             raise Refused(f"the server's model is {model.dtype} {tuple(model.shape)} or not finite")
+        self.trainer.weights[facts["user"]] = weight
         bounds = torch.tensor(facts["bounds"], dtype=torch.float64) if facts.get("bounds") else None
         self.sum.zero_()
-        tally = self.trainer.add_part(model, np.array([user]), int(facts["step"]), self.sum, bounds)
-        loss = float("nan") if tally.not_finite else float(tally.loss)
-        back = {name: facts[name] for name in ("run", "step", "nonce")} | self.identity.facts()
-        return Parcel(
-            back | {"user": user, "loss": loss, "votes": tally.votes},
-            {"update": self.sum.numpy(), "norms": np.array(tally.layer_norms, dtype=np.float64)},
-        )
+        return self.trainer.add_part(model, np.array([facts["user"]]), int(facts["step"]), self.sum, bounds)
+
+    def _back(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: facts[name] for name in ("run", "step", "nonce", "user")} | self.identity.facts()
+
+    def _aggregate(self, kind: str, parcel: Parcel) -> Parcel:
+        """One of the four exchanges of secure aggregation."""
+        facts, user = parcel.facts, parcel.facts["user"]
+        if kind == KEYS:
+            self.sessions[user] = Session(user, str(facts["nonce"]))
+        session = self.sessions.get(user)
+        if session is None or session.nonce != facts["nonce"]:
+            raise Refused("the server speaks of a round that this client has not begun")
+        back = self._back(facts)
+        if kind == KEYS:
+            return Parcel(back | {"public": session.public()})
+        if kind == SHARES:
+            sealed = session.deal(facts["users"], facts["masking"], facts["sealing"], facts["least"])
+            return Parcel(back | {"sealed": sealed})
+        if kind == UNMASK:
+            return Parcel(back | {"shares": session.shares(facts["arrived"])})
+        session.receive(facts["users"], facts["sealed"])
+        return Parcel(back, {"masked": self._masked(session, parcel)})
+
+    def _masked(self, session: Session, parcel: Parcel) -> Vector:
+        if self.noise is None:
+            raise Refused("distributed trust without noise")
+        step, plan = int(parcel.facts["step"]), self.noise.planned(_population(parcel.facts))
+        weight, bound = float(plan.weights.max()), self.trainer.bounder.sensitivity
+        self._update(parcel, weight)
+        scale = share_scale(plan, bound, session.least)
+        ring = ring_for(bound, weight, scale, len(session.peers), self.sum.numel())
+        attempt = int.from_bytes(bytes.fromhex(session.nonce)[:7], "big")  # the server's own count may repeat, this not
+        share = noisy_share(self.sum, ring.step, plan, scale, session.user, step, attempt)
+        return clamp(ring, share) + session.mask(ring, step)
+
+
+def _population(facts: Mapping[str, Any]) -> int:
+    population = facts.get("population")
+    if type(population) is not int or not 0 < population < 2**40:
+        raise Refused(f"the server speaks of a population of {population!r}")
+    return population

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -22,13 +22,16 @@ import numpy as np
 from torch import Tensor
 
 from confide.engines.engine import Traits
+from confide.engines.flower.own_noise import local_slack
 from confide.engines.flower.parcels import Identity, Parcel
 from confide.engines.flower.rounds import ACCEPTED, Books, Call, Round
 from confide.errors import UserError
 from confide.federated.bounding import Bounder
 from confide.federated.cohort import Tally
+from confide.privacy.plan import Plan
 
 TRAIN, JOIN = "train", "join"
+_JOIN_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ class Door:
     registry: Mapping[int, Sequence[int]] | None
     """The users of each node, by its key; none where nodes have no keys and say themselves who they are."""
     population: int
+    recipe: str = ""
+    """What a client is told that has no copy of its own."""
     users: dict[int, int] = field(default_factory=dict)
     """user -> node"""
     refused: dict[int, str] = field(default_factory=dict)
@@ -123,12 +128,19 @@ class Remote:
         books: Books,
         rule: Bounder,
         terms: Terms,
+        plan: Plan,
         say: Callable[[str], None] | None = None,
     ) -> None:
         self.link, self.door, self.run, self.books, self.rule, self.terms = link, door, run, books, rule, terms
-        self.traits = Traits(repeatable=False, tries=terms.tries)
+        self.plan = plan
         self.say = say or (lambda text: print(text, file=sys.stderr, flush=True))
         self.known: set[int] = set()
+        self.asked: dict[str, tuple[int, float]] = {}
+        """Tickets of nodes that were asked who they are, and until when their answer counts."""
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(repeatable=False, noisy=self.plan.event.sampler == "local", tries=self.terms.tries)
 
     def train(
         self, central: Tensor, cohort: np.ndarray, step: int, total: Tensor, bounds: Tensor | None = None
@@ -136,16 +148,23 @@ class Remote:
         books = Books(self.books.layout, self.books.weights, total)
         call = Call.new(self.run, self.door.identity, step)
         owners = self._owners(cohort)
-        held = Round(call, owners, books, self.rule.at(bounds), self.terms.deadline, vote=bounds is not None)
+        rule, vote = self.rule.at(bounds), bounds is not None
+        held = Round(call, owners, books, rule, self.terms.deadline, vote, self._slack(rule, total))
         facts = call.facts() | {"bounds": [] if bounds is None else bounds.tolist()}
+        facts["population"] = len(self.books.weights)
         model = {"model": central.detach().numpy()}
-        self._hold(held, [(node, Parcel(facts | {"user": user}, model)) for user, node in owners.items() if node >= 0])
+        own = {user: {"user": user, "weight": float(self.books.weights[user])} for user in owners}
+        self._hold(held, {u: (node, Parcel(facts | own[u], model)) for u, node in owners.items() if node >= 0})
         tally = held.close(self.terms.needed(len(cohort)))
         if held.counts[ACCEPTED] < len(cohort) or held.notes:
             self.say(f"step {step + 1}: cohort {len(cohort)}, {held.summary()}")
             for note in held.notes[:5]:
                 self.say(f"  {note}")
         return tally
+
+    def _slack(self, rule: Bounder, total: Tensor) -> float:
+        """Clients with noise of their own are held to the bound and what the noise can add."""
+        return local_slack(self.plan, rule.sensitivity, total.numel()) if self.traits.noisy else 0.0
 
     def _owners(self, cohort: np.ndarray) -> dict[int, int]:
         """The node of each user of the cohort; -1 for a user that nobody speaks for now."""
@@ -154,43 +173,56 @@ class Remote:
             self.wait_for(1)
         return {int(user): self.door.users.get(int(user), -1) for user in cohort}
 
-    def _hold(self, held: Round, parcels: list[tuple[int, Parcel]]) -> None:
-        sent = self.link.ask(TRAIN, parcels, self.terms.deadline)
-        waiting = {ticket: node for ticket, (node, _) in zip(sent, parcels, strict=True) if ticket is not None}
-        while held.open and waiting:
-            for reply in self.link.replies(list(waiting)):
-                node = waiting.pop(reply.ticket, reply.node)
-                if reply.parcel is None:
-                    held.miss(node, reply.error)
-                else:
-                    held.take(reply.node, reply.parcel)
-            if held.open and waiting:
+    def _hold(self, held: Round, parcels: dict[int, tuple[int, Parcel]]) -> None:
+        for _, reply in self._replies(TRAIN, parcels, held.ends):
+            if reply.parcel is None:
+                held.miss(reply.node, reply.error)
+            else:
+                held.take(reply.node, reply.parcel)
+
+    def exchange(self, kind: str, parcels: dict[int, tuple[int, Parcel]], ends: float) -> Iterator[tuple[int, Parcel]]:
+        """Ask users through their nodes, and yield what each answers; who fails or is late is left out."""
+        for user, reply in self._replies(kind, parcels, ends):
+            if reply.parcel is None:
+                self.say(f"node {reply.node}, user {user}: {reply.error[:200]}")
+            elif reply.node == parcels[user][0]:
+                yield user, reply.parcel
+
+    def _replies(self, kind: str, parcels: dict[int, tuple[int, Parcel]], ends: float) -> Iterator[tuple[int, Reply]]:
+        sent = self.link.ask(kind, list(parcels.values()), max(ends - time.monotonic(), 1.0))
+        waiting = {ticket: user for ticket, user in zip(sent, parcels, strict=True) if ticket is not None}
+        while waiting and time.monotonic() < ends:
+            replies = self.link.replies(list(waiting))
+            for reply in replies:
+                yield waiting.pop(reply.ticket), reply
+            if waiting and not replies:
                 time.sleep(self.terms.poll)
 
     def look(self) -> None:
-        """Meet whoever has come, forget whoever has gone."""
+        """Meet whoever has come, forget whoever has gone. Never waits: a node that is silent holds up nobody."""
         here = self.link.nodes()
         for node in self.known - here:
             self.door.forget(node)
         self.known &= here
-        new = sorted(here - self.known)
-        if not new:
-            return
-        question = Parcel({"run": self.run, **self.door.identity.facts()})
-        sent = self.link.ask(JOIN, [(node, question) for node in new], 30.0)
-        waiting = {ticket: node for ticket, node in zip(sent, new, strict=True) if ticket is not None}
-        ends = time.monotonic() + 30.0
-        while waiting and time.monotonic() < ends:
-            for reply in self.link.replies(list(waiting)):
-                node = waiting.pop(reply.ticket, reply.node)
-                self._met(node, reply)
-            if waiting:
-                time.sleep(self.terms.poll)
+        now = time.monotonic()
+        self.asked = {ticket: (node, ends) for ticket, (node, ends) in self.asked.items() if ends > now}
+        new = sorted(here - self.known - {node for node, _ in self.asked.values()})
+        question = Parcel({"run": self.run, "told": self.door.recipe, **self.door.identity.facts()})
+        sent = self.link.ask(JOIN, [(node, question) for node in new], _JOIN_SECONDS)
+        for ticket, node in zip(sent, new, strict=True):
+            if ticket is not None:
+                self.asked[ticket] = (node, now + _JOIN_SECONDS)
+        while self.asked:
+            replies = self.link.replies(list(self.asked))
+            for reply in replies:
+                self._met(self.asked.pop(reply.ticket)[0], reply)
+            if not replies:
+                return
 
     def _met(self, node: int, reply: Reply) -> None:
         if reply.parcel is None:
-            self.say(f"node {node} did not join: {reply.error}")
-            return
+            self.say(f"node {node} did not join: {reply.error[:300]}")
+            return  # it is asked again: a client that is starting may answer later
         self.known.add(node)
         reason = reply.parcel.facts.get("refuses") or self.door.answer(node, reply.parcel.facts)
         if reason:

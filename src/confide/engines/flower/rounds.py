@@ -151,15 +151,14 @@ class Round:
     def _said(self, parcel: Parcel) -> str | tuple[Tensor, Tensor, float, Tensor]:
         """The update, the norms of its tensors before bounding, the loss and the votes; or what is wrong."""
         layout, total = self.books.layout, self.books.total
-        update, norms, loss = parcel.arrays.get("update"), parcel.arrays.get("norms"), parcel.facts.get("loss")
-        for name, array, size, kind in (
-            ("update", update, total.numel(), _numpy_type(total)),
-            ("norms", norms, len(layout.names), np.dtype(np.float64)),
-        ):
-            if not isinstance(array, np.ndarray):
-                return f"no array {name}"
-            if array.dtype != kind or array.shape != (size,):
-                return f"{name} of {array.dtype} {array.shape}, expected {kind} ({size},)"
+        update, norms, loss = parcel.arrays.get("update"), parcel.facts.get("norms"), parcel.facts.get("loss")
+        kind, size = _numpy_type(total), total.numel()
+        if not isinstance(update, np.ndarray):
+            return "no array of the update"
+        if update.dtype != kind or update.shape != (size,):
+            return f"an update of {update.dtype} {update.shape}, expected {kind} ({size},)"
+        if not isinstance(norms, list) or len(norms) != len(layout.names) or any(type(n) is not float for n in norms):
+            return f"norms that are not {len(layout.names)} numbers"
         if type(loss) is not float or (math.isfinite(loss) and abs(loss) > _LARGEST_LOSS):
             return f"a loss of {loss!r}"
         votes = parcel.facts.get("votes", [])
@@ -169,9 +168,8 @@ class Round:
         ready = np.ascontiguousarray(update)
         if not ready.flags.writeable:  # torch warns of memory that it may not write to
             ready = ready.copy()
-        return (
-            torch.from_numpy(ready), torch.from_numpy(np.array(norms)), loss, torch.tensor(votes, dtype=torch.float64)
-        )  # fmt: skip
+        told = torch.tensor(norms, dtype=torch.float64), loss, torch.tensor(votes, dtype=torch.float64)
+        return torch.from_numpy(ready), *told
 
     def _add(self, user: int, update: Tensor, norms: Tensor, loss: float, votes: Tensor) -> tuple[str, str]:
         weight = float(self.books.weights[user])
