@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from confide.convex.logistic import LogisticSettings
 from confide.convex.quadratics import QuadraticSettings
 from confide.errors import UserError
-from confide.federated.bounding import Bounding
+from confide.federated.bounding import Adaptive, Bounding
 from confide.federated.car_adaptive import CarAdaptive
 from confide.federated.local import LocalTraining
 from confide.federated.optimisers import Optimiser
@@ -454,7 +454,7 @@ def _check_partial(sampling: Sampling, privacy: Privacy, bounding: Bounding) -> 
 
 
 def _check_local_trust(privacy: Privacy, bounding: Bounding) -> list[str]:
-    if privacy.trust == "local" and bounding.adaptive is not None:
+    if privacy.trust == "local" and isinstance(bounding.adaptive, Adaptive):
         return ["bounding.adaptive: its counts are noised by the server; it cannot be used with privacy.trust: local"]
     return []
 
