@@ -25,7 +25,7 @@ from confide.bench.settings import MlpSettings, SpeechClientSettings, VectorSett
 from confide.convex.logistic import LogisticSettings
 from confide.convex.quadratics import QuadraticSettings
 from confide.errors import UserError
-from confide.federated.bounding import Bounding
+from confide.federated.bounding import Adaptive, Bounding
 from confide.federated.car_adaptive import CarAdaptive
 from confide.federated.custom import PythonTaskSettings
 from confide.federated.local import LocalTraining
@@ -463,11 +463,13 @@ def _check_partial(sampling: Sampling, privacy: Privacy, bounding: Bounding) -> 
 
 
 def _check_local_trust(privacy: Privacy, bounding: Bounding) -> list[str]:
-    if privacy.trust != "central" and bounding.adaptive is not None:
+    if privacy.trust != "central" and isinstance(bounding.adaptive, Adaptive):
         return [
             "bounding.adaptive: its counts are noised by the server; it cannot be used with privacy.trust: "
             f"{privacy.trust}"
         ]
+    if privacy.trust == "distributed" and isinstance(bounding.adaptive, CarAdaptive):
+        return ["bounding.adaptive.kind=car: every client noises its own message; it goes with privacy.trust: local"]
     if privacy.trust == "distributed" and privacy.mechanism != "gaussian":
         return [f"privacy.trust=distributed: shares of the noise are for mechanism gaussian, not {privacy.mechanism}"]
     return []

@@ -16,6 +16,7 @@ from confide import checkpoint, folder
 from confide.errors import UserError
 from confide.federated import car_adaptive
 from confide.federated.car_adaptive import CarAdaptive, Clients
+from confide.privacy.ledger import Ledger
 from confide.recipe import Recipe, load
 from confide.run import simulate
 
@@ -129,6 +130,8 @@ def test_nothing_claims_a_guarantee(command: Command, tiny: str, tmp_path: Path,
     code, text, _ = command("ledger", out)
     assert code == 0
     assert "no privacy guarantee" in text
+    events = [entry.event for entry in Ledger.read(out / "ledger.jsonl").entries]
+    assert {(event.noise_multiplier, event.sensitivity, event.private) for event in events} == {(0, None, False)}
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert all(record["epsilon"] is None for record in records)
     assert "noise" not in records[0]
@@ -143,6 +146,7 @@ def test_nothing_claims_a_guarantee(command: Command, tiny: str, tmp_path: Path,
             "privacy.mechanism: bounding.adaptive.kind",
         ),
         ("privacy={delta: 1e-5}", "no formal guarantee"),
+        ("privacy={trust: local}", "one problem"),
         ("bounding.rule=per_layer_clip", "a client has one bound"),
         ("bounding.adaptive={kind: cat}", "bounding.adaptive.kind=cat: expected one of quantile, car"),
         ("bounding.adaptive={kind: car, quantil: 1}", "did you mean 'quantile'"),

@@ -247,7 +247,6 @@ def make_plan(
 ) -> Plan:
     """Build the plan, calibrate its noise and refuse what cannot be accounted for, before anything is trained."""
     population = len(weights)
-    follows_norms = isinstance(adaptive, CarAdaptive)
     if isinstance(adaptive, CarAdaptive):
         multiplier(adaptive, population)  # refuses a noise that leaves nothing for the update
         if privacy.mechanism != "none":
@@ -260,10 +259,11 @@ def make_plan(
     kind = sampler_of(sampling, population)
     separation = factorisation.cyclic_separation(population, sampling.cohort) if kind == "cyclic" else 0
     rate = 1 / separation if separation else sampling.cohort / population
-    local = privacy.trust == "local" or follows_norms
+    local = privacy.trust == "local" or isinstance(adaptive, CarAdaptive)
     # One user moves g = (1/q) sum w_k Delta_k by at most this; a message is moved by the bound itself.
     reach = 1.0 if local else float(weights.max()) / rate
-    reach = math.inf if follows_norms else reach  # nothing that is stated bounds a message
+    if isinstance(adaptive, CarAdaptive):
+        reach = math.inf  # what bounds a message follows from the data: nothing can be stated
     sensitivity = bound * reach
     bare = Event(
         "local" if local else kind, rate, sampling.cohort, population, 0.0,

@@ -34,7 +34,7 @@ def draw_bars(path: Path, names: list[str], runs: Runs, paper: list[float | None
             scores = [run["accuracy"] for run in own]
             axis.barh(place - 0.18, mean(scores), 0.34, color=OURS, label="here, mean; dots are seeds")
             axis.plot(scores, [place - 0.18] * len(scores), "o", color="black", ms=3)
-            axis.text(mean(scores) + 1, place - 0.18, f"{mean(scores):.2f}", va="center", fontsize=8)
+            axis.text(max(scores) + 1, place - 0.18, f"{mean(scores):.2f}", va="center", fontsize=8)
             if other is not None:
                 axis.barh(place + 0.18, other, 0.34, color=PAPER, label="the paper, larger encoders")
                 axis.text(other + 1, place + 0.18, f"{other:.2f}", va="center", fontsize=8)
