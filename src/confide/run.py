@@ -12,7 +12,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,8 @@ class Loop:
     engine: Engine
     ledger: Ledger
     total: Tensor  # (parameters,) the cohort's sum, and then the pseudo-gradient, made once
+    times: dict[str, float] = field(default_factory=dict)
+    """Seconds of each part of the last step."""
 
     def start(self) -> State:
         parameters = flatten(self.task.initial_parameters())
@@ -97,7 +99,7 @@ class Loop:
         moved_at = time.perf_counter()
         state.seconds += moved_at - began
         record = _record(state, tally, signal, noise, self.recipe.local.rate(t)) | {"bound": bound}
-        record["times"] = {"train": trained - began, "release": released - trained, "move": moved_at - released}
+        self.times = {"train": trained - began, "release": released - trained, "move": moved_at - released}
         if layers is not None:
             record["layers"] = layers | ({} if noise is None else {"noise": self._layer_noise(noise)})
         return record
