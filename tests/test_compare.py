@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from confide import compare, folder, recipe
+from confide import comparison, folder, recipe
 from confide.errors import UserError
 from confide.federated import items
 
@@ -119,7 +119,7 @@ def test_the_page_is_whole_and_the_table_names_every_run(
 
 
 def test_p_values_are_raised_for_the_number_of_pairs(runs: dict[str, Path]) -> None:
-    found = compare.compare([runs["good"], runs["twin"], runs["young"]])
+    found = comparison.compare([runs["good"], runs["twin"], runs["young"]])
     assert len(found.pairs) == 3
     assert all(pair.p >= pair.difference.p for pair in found.pairs)
     assert any(pair.p > pair.difference.p for pair in found.pairs)
@@ -128,7 +128,7 @@ def test_p_values_are_raised_for_the_number_of_pairs(runs: dict[str, Path]) -> N
 @pytest.mark.parametrize("names", [["good"], ["good", "good"]])
 def test_one_run_alone_is_refused(names: list[str], runs: dict[str, Path]) -> None:
     with pytest.raises(UserError, match="two or more different ones"):
-        compare.compare([runs[name] for name in names])
+        comparison.compare([runs[name] for name in names])
 
 
 def test_an_unfinished_run_is_refused_with_what_to_do(runs: dict[str, Path], tmp_path: Path, command: Command) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from confide import (
+    __version__,
     bench_commands,
     corpus_commands,
     deploy_commands,
@@ -22,13 +23,15 @@ from confide import (
     report_commands,
     retrieval_commands,
     speech_commands,
+    ui_commands,
 )
+from confide.completion import recipe_names
 from confide.engines.ranks import LostRank, Place, dismiss, place
 from confide.errors import Stopped, UserError
+from confide.extras import explained
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="""Private federated learning with a stated, checked guarantee for every user.
@@ -40,6 +43,7 @@ Start here:
   confide train convex/digits --out runs/digits  run it (about 10 s)
   confide ledger runs/digits                     what privacy it spent
   confide diagnose runs/digits                   what holds it back, and what to change
+  confide ui runs                                plan, look at runs and try models in a browser
   confide audit convex/digits                    try to disprove the guarantee
   confide reproduce norm/table1                  a paper's table beside ours
 """,
@@ -63,10 +67,36 @@ Sets = Annotated[
 ]
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+        from platform import python_version
+
+        parts = ", ".join(f"{name} {version(name)}" for name in ("dp-accounting", "torch"))
+        print(f"confide {__version__} ({parts}, Python {python_version()})")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="The version, and that of the privacy accountant."
+        ),
+    ] = False,
+) -> None:
+    """What holds for every command."""
+
+
 @app.command()
 def train(
     recipe: Annotated[
-        str, typer.Argument(help="Name of a shipped recipe (`confide recipe list`) or path of a YAML file.")
+        str,
+        typer.Argument(
+            help="Name of a shipped recipe (`confide recipe list`) or path of a YAML file.",
+            autocompletion=recipe_names,
+        ),
     ],
     out: Annotated[Path, typer.Option(help="A new folder for everything that the run leaves.")],
     set_: Sets = None,
@@ -148,7 +178,12 @@ def ledger(run: Folder, as_json: Json = False) -> None:
 
 @app.command()
 def audit(
-    recipe: Annotated[str, typer.Argument(help="Name of a shipped recipe or path of a YAML file, with a guarantee.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="Name of a shipped recipe or path of a YAML file, with a guarantee.", autocompletion=recipe_names
+        ),
+    ],
     set_: Sets = None,
     canaries: Annotated[
         int, typer.Option(min=10, help="Users that are planted. More can prove a larger epsilon.")
@@ -264,7 +299,10 @@ def recipe_list(as_json: Json = False) -> None:
 
 
 @recipes.command("show")
-def recipe_show(name: Annotated[str, typer.Argument(help="A shipped recipe or a file.")], set_: Sets = None) -> None:
+def recipe_show(
+    name: Annotated[str, typer.Argument(help="A shipped recipe or a file.", autocompletion=recipe_names)],
+    set_: Sets = None,
+) -> None:
     """A recipe with every default written out, checked."""
     from confide.recipe import load
 
@@ -283,6 +321,7 @@ report_commands.mount(app)
 diagnose_commands.mount(app)
 speech_commands.mount(app)
 retrieval_commands.mount(app)
+ui_commands.mount(app)
 
 
 def _levels(text: str) -> list[float]:
@@ -363,6 +402,11 @@ def main() -> None:
         )
     except (KeyboardInterrupt, typer.Abort):
         _fail(_STOPPED, 130)
+    except ModuleNotFoundError as error:
+        said = explained(error)
+        if said is None:
+            raise
+        _fail(said, 2)
     except Exception as error:
         if isinstance(error, typer.Exit):
             sys.exit(error.exit_code)

@@ -29,6 +29,7 @@ from confide.checkpoint import State
 from confide.engines.engine import Engine, traits
 from confide.engines.ranks import LostRank, Place
 from confide.errors import Stopped, UserError
+from confide.extras import missing
 from confide.federated import items
 from confide.federated.car_adaptive import NO_GUARANTEE, CarAdaptive
 from confide.federated.items import Items
@@ -268,7 +269,7 @@ def _go_on(folder: Path, loop: Loop, state: State, quiet: bool) -> dict[str, Any
         while state.step < steps:
             record = loop.step(state)
             record["epsilon"] = finite(loop.plan.epsilon_so_far(loop.charges))
-            spent = {"step": state.step, **record.pop("times")}
+            spent = {"step": state.step, **loop.times}
             if loop.wants_evaluation(state):
                 began = time.perf_counter()
                 record["evaluation"] = loop.evaluate(state)
@@ -291,7 +292,13 @@ def _go_on(folder: Path, loop: Loop, state: State, quiet: bool) -> dict[str, Any
 
 @contextmanager
 def _events(folder: Path, first_step: int) -> Iterator[Any]:
-    """TensorBoard's writer. Its thread meets a full disk too and would print a traceback beside our own message."""
+    """TensorBoard's writer, where TensorBoard is installed.
+
+    Its thread meets a full disk too and would print a traceback beside our own message.
+    """
+    if missing("tensorboard"):
+        yield None
+        return
     from torch.utils.tensorboard import SummaryWriter
 
     before = threading.excepthook
@@ -383,6 +390,8 @@ def _step_of(line: bytes) -> float:
 
 def _write_record(metrics: Any, board: Any, record: Record) -> None:
     _write_line(metrics, record)
+    if board is None:
+        return
     flat = {**record, **{f"evaluation/{k}": v for k, v in record.get("evaluation", {}).items()}}
     for name, value in flat.items():
         if name != "step" and isinstance(value, int | float):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from confide.compare import Comparison
+    from confide.comparison import Comparison
 
 Folder = Annotated[Path, typer.Argument(help="The folder of a run.")]
 Json = Annotated[
@@ -53,7 +53,7 @@ def compare(
 
     Example: `confide compare runs/demo/global runs/demo/per-layer --out comparison.html`
     """
-    from confide.compare import compare as compared
+    from confide.comparison import compare as compared
     from confide.report.comparison import write_page
 
     found = compared(runs)

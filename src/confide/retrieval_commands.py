@@ -127,13 +127,9 @@ def answer(
         print(f"  [{each.rank}] {each.score:.4f}  {_named(each)}")
 
 
-def evaluate(run: Path, settings: list[str], as_json: bool) -> None:
+def evaluation(run: Path, settings: list[str], quiet: bool) -> Evaluation:
     """`confide evaluate` for retrieval: a finished run, or a recipe of plain search."""
-    found = _open(run, settings, quiet=as_json).evaluate()
-    if as_json:
-        _print_json({"task": "retrieval", "run": str(run), **found.to_json()})
-    else:
-        _show(run, found)
+    return _open(run, settings, quiet).evaluate()
 
 
 def is_retrieval(run: Path) -> bool:
@@ -192,7 +188,7 @@ def _named(found: Found) -> str:
     return text if text.startswith(found.document.id) else f"{found.document.id}: {text}"
 
 
-def _show(run: Path, found: Evaluation) -> None:
+def show(run: Path, found: Evaluation) -> None:
     from rich.console import Console
     from rich.table import Table
 

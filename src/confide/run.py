@@ -14,7 +14,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,8 @@ class Loop:
     total: Tensor  # (parameters,) the cohort's sum, and then the pseudo-gradient, made once
     mark: str = ""
     """Where training does not repeat itself to the last bit: what tells this process from every other."""
+    times: dict[str, float] = field(default_factory=dict)
+    """Seconds of each part of the last step."""
 
     def start(self) -> State:
         parameters = flatten(self.task.initial_parameters())
@@ -106,7 +108,7 @@ class Loop:
         moved_at = time.perf_counter()
         state.seconds += moved_at - began
         record = _record(state, tally, signal, noise, self.recipe.local.rate(t)) | {"bound": bound}
-        record["times"] = {"train": trained - began, "release": released - trained, "move": moved_at - released}
+        self.times = {"train": trained - began, "release": released - trained, "move": moved_at - released}
         if state.clients:
             record["bound"] = float(state.clients["bounds"].mean())
         if layers is not None:

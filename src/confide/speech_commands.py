@@ -6,8 +6,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -69,22 +70,11 @@ def evaluate(
 
     Example: `confide evaluate runs/a --corpus librispeech --set subset=test-other`
     """
-    from confide import folder
-
-    if retrieval_commands.is_retrieval(run):
-        if corpus is not None or language_model is not None:
-            raise UserError(f"{run} is of task retrieval: --corpus and --language-model are for speech; drop them")
-        retrieval_commands.evaluate(run, settings or [], as_json)
-        return
-    recipe = folder.held_recipe(run)
-    if recipe.task.kind == "speech":
-        _evaluate_speech(run, recipe, corpus, settings or [], language_model, as_json)
-        return
-    if corpus is not None or settings or language_model is not None:
-        raise UserError(
-            f"{run} holds a run of {recipe.task.kind}: --corpus, --set and --language-model are for speech; drop them"
-        )
-    _evaluate_task(run, recipe, as_json)
+    found = evaluation(run, corpus, settings or [], language_model, quiet=as_json)
+    if as_json:
+        _print_json(found.document)
+    else:
+        found.show()
 
 
 def transcribe(
@@ -145,9 +135,39 @@ def transcribe(
         raise typer.Exit(2)
 
 
-def _evaluate_speech(
-    run: Path, recipe: Recipe, kind: str | None, words: list[str], language_model: Path | None, as_json: bool
-) -> None:
+@dataclass(frozen=True)
+class Evaluated:
+    """An evaluation of any task: as JSON, and for people."""
+
+    document: dict[str, Any]
+    show: Callable[[], None]
+
+
+def evaluation(
+    run: Path, corpus: str | None, settings: list[str], language_model: Path | None, quiet: bool
+) -> Evaluated:
+    """What the model of a finished run is worth."""
+    from confide import folder
+
+    if retrieval_commands.is_retrieval(run):
+        if corpus is not None or language_model is not None:
+            raise UserError(f"{run} is of task retrieval: --corpus and --language-model are for speech; drop them")
+        found = retrieval_commands.evaluation(run, settings, quiet)
+        document = {"task": "retrieval", "run": str(run), **found.to_json()}
+        return Evaluated(document, lambda: retrieval_commands.show(run, found))
+    recipe = folder.held_recipe(run)
+    if recipe.task.kind == "speech":
+        return _evaluated_speech(run, recipe, corpus, settings, language_model, quiet)
+    if corpus is not None or settings or language_model is not None:
+        raise UserError(
+            f"{run} holds a run of {recipe.task.kind}: --corpus, --set and --language-model are for speech; drop them"
+        )
+    return _evaluated_task(run, recipe)
+
+
+def _evaluated_speech(
+    run: Path, recipe: Recipe, kind: str | None, words: list[str], language_model: Path | None, quiet: bool
+) -> Evaluated:
     from confide.speech import use
 
     task = use.speech_of(run, recipe)
@@ -155,14 +175,11 @@ def _evaluate_speech(
     with _no_notes():
         recogniser = use.load_recogniser(run, language_model)
     recogniser.check_language(use.language_of(settings), settings.kind)
-    found = use.evaluate(recogniser, _read(settings), recipe.run.seed, task.cache, quiet=as_json)
-    if as_json:
-        _print_json({"task": "speech", "run": str(run), **found.to_json()})
-    else:
-        _show(run, found)
+    found = use.evaluate(recogniser, _read(settings), recipe.run.seed, task.cache, quiet=quiet)
+    return Evaluated({"task": "speech", "run": str(run), **found.to_json()}, lambda: _show(run, found))
 
 
-def _evaluate_task(run: Path, recipe: Recipe, as_json: bool) -> None:
+def _evaluated_task(run: Path, recipe: Recipe) -> Evaluated:
     """Any other task says itself what its model is worth."""
     import torch
 
@@ -174,13 +191,14 @@ def _evaluate_task(run: Path, recipe: Recipe, as_json: bool) -> None:
     shapes = {name: tuple(tensor.shape) for name, tensor in task.initial_parameters().items()}
     with torch.no_grad():
         metrics = task.evaluate(held_parameters(run, shapes))
-    if as_json:
-        safe = {name: folder.finite(value) for name, value in metrics.items()}
-        _print_json({"task": task.name, "run": str(run), "metrics": safe})
-        return
-    print(f"{task.name}, model of {run}")
-    for name, value in metrics.items():
-        print(f"  {name}: {value:.4g}")
+
+    def show() -> None:
+        print(f"{task.name}, model of {run}")
+        for name, value in metrics.items():
+            print(f"  {name}: {value:.4g}")
+
+    safe = {name: folder.finite(value) for name, value in metrics.items()}
+    return Evaluated({"task": task.name, "run": str(run), "metrics": safe}, show)
 
 
 def _corpus_settings(task: SpeechSettings, kind: str | None, words: list[str]) -> CorpusSettings:

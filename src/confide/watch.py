@@ -76,9 +76,15 @@ class Watched:
     def to_json(self) -> dict[str, Any]:
         name, values = self.metric()
         last = self.records[-1] if self.records else {}
+        value, epsilon = values[-1] if values else None, last.get("epsilon")
+        state = self.state
+        if state == "finished":  # the final model need not be the last iterate
+            summary = runs.summary_of(self.folder)
+            name = summary.get("metric", name)
+            value, epsilon = summary["metrics"].get(name), summary["epsilon"]
         return {
-            "state": self.state, "task": self.recipe.task.kind, "step": self.step, "steps": self.recipe.run.steps,
-            "metric": name, "value": values[-1] if values else None, "epsilon": last.get("epsilon"),
+            "state": state, "task": self.recipe.task.kind, "step": self.step, "steps": self.recipe.run.steps,
+            "metric": name, "value": value, "epsilon": epsilon, "epsilon_shown": shown(epsilon),
             "seconds": last.get("seconds"), "seconds_left": self.seconds_left, "loss": last.get("loss"),
             "cohort": last.get("cohort"), "snr": last.get("snr"), "share_bounded": last.get("share_bounded"),
         }  # fmt: skip

@@ -8,8 +8,13 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import matplotlib as mpl
+from confide.errors import UserError
+from confide.extras import explained
 
+try:
+    import matplotlib as mpl
+except ModuleNotFoundError as lost:
+    raise UserError(explained(lost) or str(lost)) from None
 mpl.use("Agg")
 
 import numpy as np

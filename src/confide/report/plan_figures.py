@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from confide.errors import UserError
+from confide.extras import require
 from confide.privacy import planner
 from confide.privacy.accountant import Accountant
 from confide.privacy.planner import Answer, Noise, Point
@@ -120,12 +121,12 @@ def curves(noise: Noise, point: Point, count: int = 9) -> dict[str, list[dict[st
         values = [centre * span ** (2 * i / (count - 1) - 1) for i in range(count)]
         drawn[name] = [
             {"x": x, **{by: e if math.isfinite(e) else None for by, e in at.both().items()}}
-            for x, at in _moved(noise, point, name, values)
+            for x, at in along(noise, point, name, values)
         ]
     return drawn
 
 
-def _moved(noise: Noise, point: Point, name: str, values: Iterable[float]) -> list[tuple[float, Point]]:
+def along(noise: Noise, point: Point, name: str, values: Iterable[float]) -> list[tuple[float, Point]]:
     """Points along one axis; those that no run can have (a cohort above the population) are left out."""
     if name == "noise_multiplier":
         return [(x, replace(point, noise_multiplier=x)) for x in values]
@@ -141,6 +142,7 @@ def _moved(noise: Noise, point: Point, name: str, values: Iterable[float]) -> li
 
 def draw_curves(path: Path, drawn: dict[str, list[dict[str, float | None]]], point: Point, held: str) -> None:
     """The four curves as one sheet of PNG."""
+    require("figures", "a PNG file of the curves")
     from matplotlib.ticker import LogLocator
 
     from confide.report.figures import sheet

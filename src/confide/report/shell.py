@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.resources import files
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
 @cache
@@ -25,7 +25,7 @@ def document(title: str, body: Iterable[str]) -> str:
         [
             f"<!doctype html><html lang=en><head><meta charset=utf-8><title>{html.escape(title)}</title>",
             '<meta name=viewport content="width=device-width,initial-scale=1">',
-            f'<meta http-equiv=Content-Security-Policy content="{_POLICY}">',
+            f'<meta http-equiv=Content-Security-Policy content="{POLICY}">',
             f"<style>{asset('page.css')}</style></head><body><main>",
             *body,
             f"</main><script>{asset('page.js')}</script></body></html>\n",

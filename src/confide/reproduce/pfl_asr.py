@@ -25,6 +25,7 @@ from confide import folder as runs
 from confide.errors import UserError
 from confide.privacy.ledger import Ledger
 from confide.recipe import Recipe, load
+from confide.report.layer_figures import draw_layers
 from confide.report.speech_figures import draw_clipping
 from confide.reproduce.grid import Result, run_cells, write_rows
 from confide.run import Loop, make_loop, simulate
@@ -230,7 +231,7 @@ def _figure5(folder: Path, dataset: str, workers: int, quiet: bool) -> Result:
     wanted = load(f"{base}/federated", [*_begin(SEED, {SEED: start}), *noisy(0), "evaluation.every=5"])
     unfinished = (place / runs.RECIPE).exists() and not (place / runs.SUMMARY).exists()
     summary = runs.resume(place, workers, quiet) if unfinished else runs.train(wanted, place, workers, quiet)
-    figure = place / "figures" / "layers_depth.png"
+    figure = next(path for path, _ in draw_layers(place) if path.name == "layers_depth.png")
     text = f"PFL-ASR figure 5 on {dataset}: norms of updates by kind of tensor and depth\nfigure: {figure}"
     return Result([{"wer": summary["metrics"]["wer"], "figure": str(figure)}], [], text)
 

@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from confide.errors import UserError
+from confide.extras import require
 from confide.randomness import generator
 from confide.retrieval import experts, head
 from confide.retrieval.data import Document
@@ -36,12 +35,7 @@ _PAIRS = 2**24
 
 def open_encoder(settings: EncoderSettings) -> Encoder:
     """The one place where a recipe's encoder is made, here or on a server."""
-    missing = [name for name in ("transformers", "faiss") if find_spec(name) is None]
-    if missing:
-        raise UserError(
-            f"retrieval needs {' and '.join(missing)}, which {'are' if len(missing) > 1 else 'is'} not installed; "
-            "run `pip install 'confide[retrieval]'`"
-        )
+    require("retrieval", "retrieval")
     from confide.retrieval import remote
 
     return remote.open_encoder(settings)

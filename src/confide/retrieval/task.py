@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from confide.errors import UserError
+from confide.extras import require
 from confide.federated.items import Items, grouped
 from confide.federated.local import LocalTraining
 from confide.fingerprint import digest
@@ -47,6 +48,7 @@ class Retrieval:
                 "task.method=search: plain inner-product search has nothing to train; expected head, adapter_head or "
                 "adapter_search. To score it, name the recipe: `confide evaluate RECIPE --set task.method=search`"
             )
+        require("retrieval", "retrieval")
         self.settings, self.seed = settings, seed
         self.corpus = read_data(settings.data, seed)
         self.encoder = open_encoder(settings.encoder)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from confide import folder
 from confide.errors import UserError
+from confide.extras import require
 from confide.randomness import generator
 from confide.recipe import Recipe
 from confide.retrieval.corpora import read_data
@@ -156,5 +157,6 @@ def open_search(recipe: Recipe, name: str, quiet: bool = False) -> Library:
 
 def _parts(recipe: Recipe, quiet: bool) -> tuple[Retriever, RetrievalCorpus]:
     settings, seed = retrieval_of("the recipe", recipe), recipe.run.seed
+    require("retrieval", "retrieval")
     corpus = read_data(settings.data, seed)
     return Retriever(settings, open_encoder(settings.encoder), corpus.documents, seed, quiet), corpus

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from confide.errors import UserError
+from confide.extras import require
 from confide.federated.items import Items, grouped
 from confide.federated.local import LocalTraining
 from confide.fingerprint import digest
@@ -53,6 +54,7 @@ class Speech:
     metric = "wer"
 
     def __init__(self, settings: SpeechSettings, seed: int, quiet: bool = False) -> None:
+        require("speech", "speech recognition")
         self.settings, self.seed = settings, seed
         corpus, test = read_corpus(settings.corpus), read_corpus(settings.test)
         if corpus.language != test.language:

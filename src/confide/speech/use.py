@@ -18,6 +18,7 @@ from torch import Tensor
 
 from confide import folder
 from confide.errors import UserError
+from confide.extras import require
 from confide.progress import Reporter
 from confide.randomness import generator
 from confide.recipe import Recipe
@@ -155,6 +156,7 @@ def speech_of(run: Path, recipe: Recipe) -> SpeechSettings:
 def load_recogniser(run: Path, language_model: Path | None = None) -> Recogniser:
     """The recogniser that a finished run left."""
     task = speech_of(run, folder.held_recipe(run))
+    require("speech", "speech recognition")
     tokens = Tokens(language_of(task.corpus))
     settings = task.model.model_copy(update={"tokens": tokens.size, "mels": task.features.mels})
     parameters = held_parameters(run, model.parameter_shapes(settings))

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from confide.extras import require
 from confide.speech.corpora.an4 import An4Settings, an4
 from confide.speech.corpora.common_voice import CommonVoiceSettings, common_voice
 from confide.speech.corpora.digits import AudioMnistSettings, FsddSettings, audiomnist, fsdd
@@ -33,6 +34,7 @@ CorpusSettings = Annotated[
 
 def read_corpus(settings: CorpusSettings, progress: Progress | None = None) -> Corpus:
     """Read a corpus of any kind. `progress` hears how many of how many files have been looked at."""
+    require("speech", "a speech corpus")
     if isinstance(settings, LibriSpeechSettings):
         return librispeech(settings, progress)
     if isinstance(settings, CommonVoiceSettings):

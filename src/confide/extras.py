@@ -1,0 +1,48 @@
+"""Parts that not everybody needs: what each extra of the package brings, and what to say where one is missing.
+
+`pip install confide` is the loop, the privacy and the convex tasks. Everything heavier comes with an extra.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from confide.errors import UserError
+
+MODULES = {
+    "speech": ("soundfile", "soxr", "espeakng_loader", "jiwer", "unidecode"),
+    "retrieval": ("transformers", "faiss", "gguf", "accelerate"),
+    "figures": ("matplotlib",),
+    "tensorboard": ("tensorboard",),
+}
+"""What an extra brings, by the names that Python imports."""
+
+
+def require(extra: str, what: str) -> None:
+    """Refuse, before anything is done, what needs an extra that is not there."""
+    lost = missing(extra)
+    if lost:
+        raise UserError(sentence(extra, what, lost))
+
+
+def missing(extra: str) -> list[str]:
+    return [name for name in MODULES[extra] if find_spec(name) is None]
+
+
+def sentence(extra: str, what: str, lost: list[str]) -> str:
+    listed = lost[0] if len(lost) == 1 else f"{', '.join(lost[:-1])} and {lost[-1]}"
+    return f"{what} needs {listed}, which {'is' if len(lost) == 1 else 'are'} not installed; run {line(extra)}"
+
+
+def line(extra: str) -> str:
+    """The command that mends it."""
+    return f"`pip install 'confide[{extra}]'`"
+
+
+def explained(error: ModuleNotFoundError) -> str | None:
+    """What to do about a module that is missing, if an extra brings it."""
+    name = (error.name or "").partition(".")[0]
+    for extra, modules in MODULES.items():
+        if name in modules:
+            return sentence(extra, "this", [name])
+    return None

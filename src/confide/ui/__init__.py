@@ -1,0 +1,1 @@
+"""`confide ui`: a page on this machine to plan privacy, look at runs and try models."""

@@ -1,0 +1,159 @@
+"""The runs under a folder: found, listed, rendered and tried. A name from the page is looked up, never opened."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from confide import folder as runs
+from confide.errors import UserError
+from confide.watch import Watched
+
+DEEPEST, MOST_RUNS = 4, 2000
+AUDIO = {".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus"}
+MOST_SECONDS = 600.0
+
+
+@dataclass
+class Shelf:
+    """One folder. Models are held in memory, a few at a time, and used by one request at a time."""
+
+    root: Path
+    _watched: dict[str, Watched] = field(default_factory=dict)
+    _pages: OrderedDict[Any, str] = field(default_factory=OrderedDict)
+    _models: OrderedDict[Any, Any] = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _using: threading.Lock = field(default_factory=threading.Lock)
+
+    def names(self) -> dict[str, Path]:
+        """Runs by name: their path below the folder. Links that lead out of it are not followed."""
+        root, found = self.root.resolve(), {}
+        for place, folders, files in os.walk(root, followlinks=False):
+            here = Path(place)
+            depth = len(here.relative_to(root).parts)
+            folders[:] = sorted(f for f in folders if not f.startswith(".")) if depth < DEEPEST else []
+            if runs.RECIPE in files and (here / runs.RECIPE).resolve().is_relative_to(root):
+                found[str(here.relative_to(root)) if depth else root.name] = here
+                folders[:] = []
+            if len(found) >= MOST_RUNS:
+                break
+        return found
+
+    def find(self, name: str) -> Path:
+        place = self.names().get(name)
+        if place is None:
+            raise UserError(f"there is no run {name!r} under {self.root.name}; expected one of those that are listed")
+        return place
+
+    def listing(self) -> list[dict[str, Any]]:
+        """Every run with how far it is, the running ones first."""
+        rows = []
+        for name, place in self.names().items():
+            try:
+                rows.append({"name": name, **self._look(name, place)})
+            except (UserError, OSError, ValueError, KeyError, TypeError) as error:
+                rows.append({"name": name, "state": "damaged", "said": str(error)[:300]})
+        return sorted(rows, key=lambda row: (row["state"] != "running", row["name"]))
+
+    def report(self, name: str) -> str:
+        """A run's page as of now."""
+        from confide.report.page import render
+
+        place = self.find(name)
+        stamp = tuple(_changed(place / file) for file in (runs.METRICS, runs.SUMMARY, "scores.json"))
+        return self._kept(
+            ("report", name, stamp), lambda: render(place, runs.held_recipe(place), runs.summary_if_finished(place))
+        )
+
+    def comparison(self, names: Iterable[str]) -> str:
+        from confide.comparison import compare
+        from confide.report.comparison import render
+
+        places = [self.find(name) for name in dict.fromkeys(names)]
+        if len(places) > 12:
+            raise UserError(f"{len(places)} runs are too many for one page; choose at most 12")
+        stamp = tuple((str(place), _changed(place / runs.SUMMARY)) for place in places)
+        return self._kept(("comparison", stamp), lambda: render(compare(places)))
+
+    def transcribe(self, name: str, sound: bytes, filename: str) -> dict[str, Any]:
+        """What a recording says, by a finished speech run."""
+        from confide.speech.corpus import Undecodable, read_file
+        from confide.speech.use import load_recogniser
+
+        place = self.find(name)
+        suffix = Path(filename).suffix.lower()
+        if suffix not in AUDIO:
+            raise UserError(f"{suffix or 'a file without an ending'}: expected one of {', '.join(sorted(AUDIO))}")
+        with self._using, tempfile.NamedTemporaryFile(suffix=suffix) as file:
+            recogniser = self._model(place, lambda: load_recogniser(place))
+            file.write(sound)
+            file.flush()
+            began = time.perf_counter()
+            try:
+                samples = read_file(Path(file.name))
+            except Undecodable as error:
+                said = str(error).replace(file.name, "the recording")
+                raise UserError(f"the recording cannot be read: {said}") from None
+            if len(samples) > MOST_SECONDS * 16_000:
+                raise UserError(
+                    f"the recording is longer than {MOST_SECONDS / 60:.0f} minutes; use `confide transcribe`"
+                )
+            heard = recogniser.transcribe(samples)
+        segments = [{"start": s.start, "end": s.end, "text": s.text} for s in heard.segments]
+        took = time.perf_counter() - began
+        return {"text": heard.text, "seconds": heard.seconds, "took": took, "segments": segments}
+
+    def retrieve(self, name: str, query: str, k: int) -> dict[str, Any]:
+        """Documents for a query, by a finished retrieval run."""
+        from confide.retrieval.use import open_run
+
+        place = self.find(name)
+        if len(query) > 4000:
+            raise UserError(f"the query has {len(query):,} characters; expected at most 4,000")
+        with self._using:
+            library = self._model(place, lambda: open_run(place, quiet=True))
+            found = library.find(query, min(max(k, 1), 50))
+        return {"method": library.method, "score": library.scale, "documents": [each.to_json() for each in found]}
+
+    def _look(self, name: str, place: Path) -> dict[str, Any]:
+        with self._lock:
+            held = self._watched.get(name)
+            if held is None or held.folder != place:
+                held = self._watched[name] = Watched(place, runs.held_recipe(place))
+            held.look()
+            return held.to_json()
+
+    def _kept(self, key: Any, make: Callable[[], str]) -> str:
+        with self._lock:
+            if key in self._pages:
+                self._pages.move_to_end(key)
+                return self._pages[key]
+        made = make()
+        with self._lock:
+            self._pages[key] = made
+            while len(self._pages) > 16:
+                self._pages.popitem(last=False)
+        return made
+
+    def _model(self, place: Path, make: Callable[[], Any]) -> Any:
+        key = (place, _changed(place / runs.MODEL))
+        if key not in self._models:
+            self._models[key] = make()
+            while len(self._models) > 2:
+                self._models.popitem(last=False)
+        self._models.move_to_end(key)
+        return self._models[key]
+
+
+def _changed(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0

@@ -1,0 +1,181 @@
+"""What reaches a user: a wheel and an sdist that work anywhere, extras that can be missing, completion, versions."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+import confide
+from confide import extras
+from confide.completion import recipe_names
+from confide.errors import UserError
+
+Command = Callable[..., tuple[int, str, str]]
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+# A name that is None in sys.modules cannot be imported, as if it were not installed.
+WITHOUT = "import sys\nfor name in {names!r}: sys.modules[name] = None\n"
+
+
+def python(code: str, site: Path | None, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **more}
+    if site is not None:
+        env["PYTHONPATH"] = str(site)
+    return subprocess.run([sys.executable, "-c", code], cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+
+
+def confide_without(modules: tuple[str, ...], words: list[str], site: Path | None, cwd: Path) -> tuple[int, str, str]:
+    code = WITHOUT.format(names=modules) + f"sys.argv = ['confide', *{words!r}]\nfrom confide.cli import main\nmain()"
+    done = python(code, site, cwd)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the sdist, which is built from a copy of the checkout: what is missing from either is missing here."""
+    pytest.importorskip("setuptools", reason="setuptools builds the wheel and is not installed")
+    place = tmp_path_factory.mktemp("build")
+    copy = place / "checkout"
+    copy.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+    code = f"import setuptools.build_meta as b; print(b.build_sdist({str(place)!r}))"
+    made = subprocess.run([sys.executable, "-c", code], cwd=copy, capture_output=True, text=True, timeout=300)
+    assert made.returncode == 0, made.stderr
+    sdist = place / made.stdout.split()[-1]
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--no-deps", "--no-build-isolation"]
+    words = [*pip, "--wheel-dir", str(place), str(sdist)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return next(place.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel installed where nothing else is."""
+    place = tmp_path_factory.mktemp("site")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-deps", "--no-index"]
+    done = subprocess.run([*pip, "--target", str(place), str(wheel)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return place
+
+
+# The wheel
+
+
+def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("confide/")}
+    source = ROOT / "src"
+    wanted = {
+        str(path.relative_to(source))
+        for path in (source / "confide").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert packed == wanted
+    assert len([name for name in packed if name.endswith(".yaml")]) > 20
+    assert {"confide/py.typed", "confide/report/assets/page.css", "confide/report/assets/page.js"} <= packed
+
+
+def test_the_installed_wheel_trains_a_shipped_recipe_without_any_extra(site: Path, tmp_path: Path) -> None:
+    everything = tuple(name for names in extras.MODULES.values() for name in names)
+    words = ["train", "convex/digits", "--out", "run", "--set", "run={steps: 2}", "--set", "evaluation={every: 2}"]
+    code, out, err = confide_without(everything, words, site, tmp_path)
+    assert code == 0, err
+    assert "epsilon" in out
+    assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
+    assert not list((tmp_path / "run").glob("events*"))
+
+
+def test_the_installed_package_is_the_one_that_runs(site: Path, tmp_path: Path) -> None:
+    done = python("import confide; print(confide.__file__)", site, tmp_path)
+    assert done.stdout.startswith(str(site))
+
+
+# Extras
+
+
+def test_the_extras_bring_the_modules_that_are_asked_for_in_their_name() -> None:
+    declared = PROJECT["optional-dependencies"]
+    packages = {"faiss": "faiss-cpu", "espeakng_loader": "espeakng-loader"}
+    for extra, modules in extras.MODULES.items():
+        names = {re.split(r"[<>=]", line)[0] for line in declared[extra]}
+        assert {packages.get(module, module) for module in modules} <= names
+    core = {re.split(r"[<>=]", line)[0] for line in PROJECT["dependencies"]}
+    assert core.isdisjoint({"soundfile", "soxr", "jiwer", "transformers", "faiss-cpu", "matplotlib", "tensorboard"})
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        (["train", "speech/embedded/federated", "--out", "run"], "speech"),
+        (["corpus", "stats", "synthetic"], "speech"),
+        (["train", "retrieval/sms-head", "--out", "run"], "retrieval"),
+        (["reproduce", "norm/quadratics", "--out", "run"], "figures"),
+    ],
+)
+def test_a_missing_extra_is_named_with_the_line_that_mends_it(words: list[str], extra: str, tmp_path: Path) -> None:
+    code, out, err = confide_without(extras.MODULES[extra], words, None, tmp_path)
+    assert (code, out) == (2, "")
+    assert f"pip install 'confide[{extra}]'" in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "run" / "recipe.yaml").exists()
+
+
+def test_what_is_missing_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"needs soundfile, soxr, espeakng_loader, jiwer and unidecode, which are not"):
+        extras.require("speech", "speech recognition")
+    assert extras.explained(ModuleNotFoundError(name="nothing.known")) is None
+
+
+def test_the_setup_and_the_readme_install_what_demo_and_tests_need() -> None:
+    found = re.search(r"-e '\.\[(.*?)\]'", (ROOT / "Makefile").read_text())
+    assert found is not None
+    assert {"dev", *extras.MODULES} <= set(found[1].split(","))
+    assert "confide[speech]" in (ROOT / "README.md").read_text()
+
+
+# Versions, completion, import
+
+
+def test_the_version_says_which_accountant_vouches(command: Command) -> None:
+    code, out, _ = command("--version")
+    assert code == 0
+    assert out.startswith(f"confide {confide.__version__} (dp-accounting {version('dp-accounting')}, torch ")
+    assert PROJECT["version"] == confide.__version__
+
+
+def test_help_still_opens_with_what_to_do(command: Command) -> None:
+    code, out, _ = command("--help")
+    assert code == 0
+    assert "Start here" in out
+    assert "--install-completion" in out
+
+
+def test_the_shell_offers_recipes_and_commands() -> None:
+    assert recipe_names("convex/d") == ["convex/digits"]
+    code = "import sys; sys.argv = ['confide']\nfrom confide.cli import main\nmain()"
+    typed = {"_CONFIDE_COMPLETE": "complete_bash", "COMP_WORDS": "confide train convex/", "COMP_CWORD": "2"}
+    done = python(code, ROOT / "src", ROOT, **typed)
+    assert "convex/digits" in done.stdout.split()
+
+
+def test_importing_the_package_is_quick_and_brings_nothing_heavy(tmp_path: Path) -> None:
+    code = (
+        "import sys, time\nbegan = time.perf_counter()\nimport confide\ntook = time.perf_counter() - began\n"
+        "print(took, [n for n in ('torch', 'numpy', 'pydantic', 'typer') if n in sys.modules])"
+    )
+    took, heavy = min(python(code, ROOT / "src", tmp_path).stdout.split(maxsplit=1) for _ in range(3))
+    assert float(took) < 0.3
+    assert heavy.strip() == "[]"

@@ -1,0 +1,306 @@
+"""The page in a real browser: planner, runs and models, by mouse and by keyboard, without a request to anyone else.
+
+Pictures of every view are written where CONFIDE_SCREENSHOTS names a folder, for people to look at.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from confide import folder, recipe
+from confide.ui.server import Server, make_server
+from confide.ui.shelf import Shelf
+
+pytestmark = pytest.mark.usefixtures("no_figures_here")
+SCREENS = {
+    "wide-light": (1200, "light"),
+    "wide-dark": (1200, "dark"),
+    "phone-light": (390, "light"),
+    "phone-dark": (390, "dark"),
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[..., Path], no_figures_here: None) -> Path:
+    """Two convex runs, a small recogniser, a small retriever, and a run under way."""
+    pytest.importorskip("soundfile", reason="the extra speech is not installed")
+    pytest.importorskip("faiss", reason="the extra retrieval is not installed")
+    root = tmp_path_factory.mktemp("explore")
+    for seed in (0, 1):
+        sets = [f"run={{steps: 12, seed: {seed}}}", "evaluation={every: 4}"]
+        folder.train(recipe.load("convex/digits", sets), root / f"digits-{seed}", quiet=True)
+    voices = {"kind": "synthetic", "speakers": 2, "utterances": 2, "sentences": "digits", "digits": [1, 2],
+              "cache": str(root / ".cache" / "voices")}  # fmt: skip
+    common = {"bounding": {"rule": "clip", "bound": 1}, "central": {"kind": "sgd", "learning_rate": 1},
+              "evaluation": {"every": 1}, "run": {"steps": 1}}  # fmt: skip
+    hears = {
+        "task": {
+            "kind": "speech", "corpus": {**voices, "population": "federated"}, "test": {**voices, "population": "test"},
+            "model": {"layers": 1, "width": 16, "mlp": 32, "heads": 2}, "cache": str(root / ".cache" / "features"),
+        },
+        "sampling": {"kind": "poisson", "cohort": 2}, "local": {"steps": 1, "batch_seconds": 4, "learning_rate": 0.1},
+        **common,
+    }  # fmt: skip
+    folder.train(recipe.parse(hears), root / "speech", quiet=True)
+    finds = {
+        "task": {
+            "kind": "retrieval", "encoder": {"source": str(tiny_model("masked")), "pooling": "mean"},
+            "data": {"kind": "embedded", "documents": 6, "queries_per_document": 4, "households": 2},
+            "clients": {"kind": "even", "clients": 2}, "cache": str(root / ".cache" / "states"),
+        },
+        "sampling": {"kind": "poisson", "cohort": 2}, "local": {"epochs": 1, "batch_size": 4, "learning_rate": 0.1},
+        **common,
+    }  # fmt: skip
+    folder.train(recipe.parse(finds), root / "retrieval", quiet=True)
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(root: Path) -> Iterator[Server]:
+    made = make_server(Shelf(root), "127.0.0.1", 0, None)
+    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+@pytest.fixture
+def page(browser: Any, server: Server, requested: Callable[[], list[str]]) -> Iterator[Any]:
+    """The page, watched: nothing but this server may have been asked, and no error may have been logged."""
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", _size(1200))
+    browser.get_log("browser")
+    browser.get(server.url)
+    yield browser
+    strangers = [u for u in requested() if not u.startswith((server.url, "chrome:"))]
+    assert strangers == []
+    assert [e for e in browser.get_log("browser") if "Refused" in e["message"] or "TypeError" in e["message"]] == []
+
+
+def text(page: Any, id_: str) -> str:
+    return str(page.execute_script("return document.getElementById(arguments[0]).textContent", id_))
+
+
+def until(claim: Callable[[], Any], seconds: float = 60) -> Any:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        value = claim()
+        if value:
+            return value
+        time.sleep(0.05)
+    raise AssertionError("it did not happen in time")
+
+
+def press(page: Any, *keys: str) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    ActionChains(page).send_keys(*keys).perform()
+
+
+def focus(page: Any, id_: str) -> None:
+    page.execute_script("document.getElementById(arguments[0]).focus()", id_)
+
+
+def test_a_slider_moves_epsilon_by_keyboard_and_the_curves_follow(page: Any) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    before = until(lambda: (shown := text(page, "epsilon")) != "…" and shown)
+    assert until(lambda: page.execute_script("return document.querySelectorAll('#curves svg').length") == 4)
+    focus(page, "r-noise_multiplier")
+    press(page, *[Keys.ARROW_RIGHT] * 6)
+    after = until(lambda: (shown := text(page, "epsilon")) not in (before, "…") and shown)
+    assert float(after) < float(before)
+    assert float(page.execute_script("return document.getElementById('n-noise_multiplier').value")) == pytest.approx(2)
+
+
+def test_a_preset_fills_the_sliders_and_shows_what_the_paper_prints(page: Any) -> None:
+    until(lambda: page.execute_script("return document.getElementById('presets').options.length") == 20)
+    script = (
+        "const s = document.getElementById('presets');"
+        "const fits = (o) => o.textContent.includes('69,510,000') && o.textContent.includes('7.2');"
+        "s.value = [...s.options].findIndex(fits) - 1;"
+        "s.dispatchEvent(new Event('change'));"
+    )
+    page.execute_script(script)
+    until(lambda: text(page, "epsilon") == "6.295")
+    assert "PFL-ASR prints 7.2" in text(page, "published")
+    assert page.execute_script("return document.getElementById('n-rounds').value") == "2034"
+
+
+def test_a_larger_cohort_keeps_the_noise_per_user(page: Any) -> None:
+    script = "const e = document.getElementById('n-cohort'); e.value = '2,000'; e.dispatchEvent(new Event('change'));"
+    page.execute_script(script)
+    assert page.execute_script("return document.getElementById('n-noise_multiplier').value") == "2"
+    assert "0.001 per user" in until(lambda: "rate 0.002" in text(page, "per-user") and text(page, "per-user"))
+
+
+def test_an_impossible_plan_is_explained(page: Any) -> None:
+    script = "const e = document.getElementById('n-cohort'); e.value = '9e6'; e.dispatchEvent(new Event('change'));"
+    page.execute_script(script)
+    until(lambda: "larger than the population" in text(page, "meaning"))
+
+
+def test_known_rows_are_answered_in_under_300_milliseconds(page: Any) -> None:
+    script = """
+    const done = arguments[arguments.length - 1], times = [];
+    const path = 'api/plan?noise_multiplier=1&cohort=100&population=10000&rounds=100&delta=1e-6';
+    (async () => {
+      for (let i = 0; i < 6; i++) {
+        const began = performance.now();
+        await (await fetch(path)).json();
+        times.push(performance.now() - began);
+      }
+      done(Math.min(...times.slice(1)));
+    })();"""
+    assert page.execute_async_script(script) < 300
+
+
+def test_runs_are_chosen_and_compared_by_keyboard(page: Any, server: Server) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    page.get(f"{server.url}#runs")
+    until(lambda: page.execute_script("return document.querySelectorAll('#runs tbody tr').length") == 4)
+    for name in ("digits-0", "digits-1"):
+        page.execute_script('document.querySelector(`input[data-run="${arguments[0]}"]`).focus()', name)
+        press(page, Keys.SPACE)
+    focus(page, "compare")
+    press(page, Keys.ENTER)
+    until(lambda: page.title.startswith("Comparison: digits-0, digits-1"))
+    assert page.execute_script("return document.querySelectorAll('figure.chart').length") >= 2
+    # The page of a run is sandboxed: it cannot ask the server for anything.
+    script = "const d = arguments[0]; fetch('/api/runs').then(() => d('answered'), () => d('refused'))"
+    assert page.execute_async_script(script) == "refused"
+    page.get_log("browser")
+
+
+def test_a_report_opens_from_the_listing(page: Any, server: Server) -> None:
+    from selenium.webdriver.common.by import By
+
+    page.get(f"{server.url}#runs")
+    until(lambda: page.find_elements(By.LINK_TEXT, "digits-0"))[0].click()
+    until(lambda: "digits-0" in page.title)
+    assert "What" not in page.title
+    assert page.find_element(By.CSS_SELECTOR, ".card .big").text
+
+
+def test_a_run_under_way_is_followed(page: Any, server: Server, root: Path) -> None:
+    import fcntl
+
+    place = root / "going"
+    place.mkdir()
+    try:
+        (place / "recipe.yaml").write_text((root / "digits-0" / "recipe.yaml").read_text())
+        with (place / ".lock").open("w") as lock, (place / "metrics.jsonl").open("w") as metrics:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            page.get(f"{server.url}#runs")
+            find = "[...document.querySelectorAll('#runs tbody tr')].find(r => r.textContent.includes('going'))"
+
+            def row() -> str:
+                return str(page.execute_script(f"return {find}?.textContent") or "")
+
+            for step in (1, 2, 3):
+                line = {"step": step, "seconds": 2.0 * step, "cohort": 3, "loss": 1.0, "epsilon": 0.5 * step}
+                metrics.write(json.dumps(line) + "\n")
+                metrics.flush()
+                until(partial(lambda wanted: wanted in row(), f"{step} of 12"))
+            assert "running" in row()
+            assert "about 18 s left" in row()
+        until(lambda: "stopped" in row())
+    finally:
+        for file in place.iterdir():
+            file.unlink()
+        place.rmdir()
+
+
+def test_a_recording_is_uploaded_and_written_down(page: Any, server: Server, tmp_path: Path) -> None:
+    import soundfile
+    from selenium.webdriver.common.by import By
+
+    page.get(f"{server.url}#try")
+    until(lambda: page.execute_script("return document.getElementById('speech-run').value") == "speech")
+    soundfile.write(tmp_path / "tone.wav", 0.1 * np.sin(np.arange(32_000) / 10), 16_000)
+    page.find_element(By.ID, "upload").send_keys(str(tmp_path / "tone.wav"))
+    until(lambda: "2.0 s of audio" in text(page, "speech-said"))
+    assert text(page, "transcript")
+    (tmp_path / "broken.wav").write_bytes(b"RIFF but nothing else")
+    page.find_element(By.ID, "upload").send_keys(str(tmp_path / "broken.wav"))
+    until(lambda: "cannot be read" in text(page, "speech-said"))
+    assert str(Path("/tmp")) not in text(page, "speech-said")
+
+
+def test_the_microphone_is_recorded_and_written_down(page: Any, server: Server) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    page.get(f"{server.url}#try")
+    until(lambda: page.execute_script("return document.getElementById('speech-run').value") == "speech")
+    focus(page, "record")
+    press(page, Keys.ENTER)
+    until(lambda: text(page, "record") == "Stop")
+    time.sleep(1.0)
+    press(page, Keys.ENTER)
+    until(lambda: "s of audio in" in text(page, "speech-said"))
+
+
+def test_documents_are_found_for_a_query(page: Any, server: Server) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    page.get(f"{server.url}#try")
+    until(lambda: page.execute_script("return document.getElementById('retrieval-run').value") == "retrieval")
+    focus(page, "query")
+    press(page, "my fridge is too loud", Keys.ENTER)
+    until(lambda: page.execute_script("return document.querySelectorAll('#documents li').length") == 5)
+    assert "probability" in text(page, "retrieval-said")
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+def test_every_view_fits_its_screen_and_can_be_looked_at(page: Any, server: Server, screen: str) -> None:
+    width, scheme = SCREENS[screen]
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", _size(width))
+    page.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    )
+    kept = os.environ.get("CONFIDE_SCREENSHOTS")
+    for view, ready in {
+        "#planner": "return document.querySelectorAll('#curves svg').length === 4",
+        "#runs": "return document.querySelectorAll('#runs tbody tr').length === 4",
+        "#try": "return document.getElementById('speech-run').value === 'speech'",
+        "report?run=digits-0": "return document.querySelectorAll('figure.chart').length > 5",
+        "compare?run=digits-0&run=digits-1": "return document.querySelectorAll('figure.chart').length > 1",
+    }.items():
+        page.get(server.url + view)
+        until(partial(page.execute_script, ready))
+        assert page.execute_script("return document.documentElement.scrollWidth") <= width
+        picture = base64.b64decode(page.execute_cdp_cmd("Page.captureScreenshot", {})["data"])
+        assert picture[:8] == b"\x89PNG\r\n\x1a\n"
+        if kept:
+            name = view.strip("#").partition("?")[0]
+            (Path(kept) / f"{name}-{screen}.png").write_bytes(picture)
+
+
+def test_the_tab_key_reaches_every_view_first(page: Any) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    page.execute_script("document.activeElement.blur(); window.focus()")
+    seen = []
+    for _ in range(4):
+        press(page, Keys.TAB)
+        seen.append(page.execute_script("return document.activeElement.textContent"))
+    assert seen == ["Skip to the content", "Planner", "Runs", "Try it"]
+    press(page, Keys.ENTER)
+    until(lambda: not page.execute_script("return document.getElementById('view-try').hidden"))
+    assert page.execute_script("return document.querySelector('[aria-current=page]').textContent") == "Try it"
+
+
+def _size(width: int) -> dict[str, Any]:
+    return {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
