@@ -2,8 +2,8 @@
 
 python benchmarks/deploy_faults.py [--rounds 20] [--share 0.3] [--clients 20]
 
-Clients are real ones without a network (`engines.flower.rehearsal`); a killed one fails before, during or after its
-training: it never answers, answers with an error, or answers twice and late. The loop, ledger and noise are a run's own.
+Clients are real ones without a network (`engines.flower.rehearsal`); a killed one fails before or during its
+training: it never answers, or fails with an error. The loop, ledger and noise are a run's own.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def main() -> None:
     alone, _ = simulate(recipe)
     print(
         f"{state.step} of {given.rounds} rounds, {killed} of {asked} clients killed ({killed / asked:.0%}), "
-        f"{time.monotonic() - began:.1f} s\nledger lines {loop.ledger.count}, epsilon {loop.plan.epsilon(loop.charges):.4f}; "
+        f"{time.monotonic() - began:.1f} s\n"
+        f"ledger lines {loop.ledger.count}, epsilon {loop.plan.epsilon(loop.charges):.4f}; "
         f"with nobody killed {alone.plan.epsilon(alone.charges):.4f}"
     )
 

@@ -159,7 +159,7 @@ def test_a_sum_beyond_what_honest_clients_can_make_is_thrown_away(tiny: str) -> 
     def hostile(kind: str, parcel: Parcel) -> Parcel:
         answer: Parcel = inner(kind, parcel)
         if kind == MASKED:
-            answer.arrays["masked"][:] += np.uint64(1 << 58)  # type: ignore[index]
+            answer.arrays["masked"][:] += np.uint64(1 << 58)
         return answer
 
     member.answer = hostile

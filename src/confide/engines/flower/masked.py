@@ -51,7 +51,11 @@ class Masked(Remote):
 
         keys = {u: p.facts["public"] for u, p in ask(KEYS, owners, {}) if _keys(p.facts.get("public"))}
         users = sorted(keys)
-        told = {"users": users, "masking": [keys[u][0] for u in users], "sealing": [keys[u][1] for u in users]}
+        told: dict[str, Any] = {
+            "users": users,
+            "masking": [keys[u][0] for u in users],
+            "sealing": [keys[u][1] for u in users],
+        }
         told["least"] = least
         boxes = {
             u: p.facts["sealed"]

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 
 import grpc
+from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message, RecordDict
 from flwr.app.error import Error
 from flwr.app.message import remove_content_from_message
@@ -246,7 +247,7 @@ def _reason(error: Exception) -> str:
     return str(error)
 
 
-def _pair(path: Path) -> tuple[keys.ec.EllipticCurvePrivateKey, keys.ec.EllipticCurvePublicKey]:
+def _pair(path: Path) -> tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]:
     key = keys.read_key(path)
     return key, key.public_key()
 

@@ -28,7 +28,7 @@ def to_records(parcel: Parcel) -> RecordDict:
 def from_records(records: RecordDict) -> Parcel:
     """What is no parcel becomes an empty one, which a round counts as malformed."""
     facts = dict(records.config_records[_FACTS]) if _FACTS in records.config_records else {}
-    held = records.array_records.get(_ARRAYS, {})
+    held: Any = records.array_records.get(_ARRAYS, {})
     arrays: dict[str, Any] = {}
     for name, array in held.items():
         read = _read(array)
