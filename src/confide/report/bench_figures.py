@@ -26,11 +26,13 @@ def draw_scaling(path: Path, points: list[Point]) -> Path:
                 axis.set_xscale("linear" if few else "log")
                 axis.set_xticks(places, [_short(x) for x in places])
                 axis.minorticks_off()
-                axis.set_ylim(bottom=0)
+                axis.margins(y=0.1)
+                if few or axis is bottom:
+                    axis.set_ylim(0, 1.1 * axis.get_ylim()[1])
+                else:
+                    axis.set_yscale("log")
             name, _, workload = curve.partition(", ")
             top.set(title=workload, ylabel="seconds a step" if column == 0 else "")
-            if not few:
-                top.set_yscale("log")
             bottom.set(xlabel=name, ylabel="peak memory, MiB" if column == 0 else "")
         figure.suptitle("one central step: training, bounding, addition, noise", fontsize=9)
     return path

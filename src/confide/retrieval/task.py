@@ -23,12 +23,14 @@ from torch import Tensor
 
 from confide.errors import UserError
 from confide.extras import require
+from confide.federated.chain import Affine, Chain
 from confide.federated.items import Items, grouped
 from confide.federated.local import LocalTraining
 from confide.fingerprint import digest
 from confide.randomness import generator
 from confide.retrieval.corpora import read_data
 from confide.retrieval.encoder import Batch
+from confide.retrieval.head import scaled
 from confide.retrieval.metrics import ndcg, reciprocal
 from confide.retrieval.retriever import ADAPTER, Retriever, open_encoder
 from confide.retrieval.settings import RetrievalSettings
@@ -153,6 +155,24 @@ class Retrieval:
 
     def fast_updates(self, *_: Any) -> None:
         return None
+
+    def chain(self) -> Chain | None:
+        """A head on fixed vectors is one or two linear layers; with dropout or experts it is something else."""
+        settings = self.settings
+        if self.states is None or not settings.has_head or settings.experts is not None or settings.head.dropout:
+            return None
+        layers: tuple[Affine, ...] = (Affine("head.weight", "head.bias"),)
+        if settings.head.pre_classifier is not None:
+            layers = (Affine("pre.weight", "pre.bias"), *layers)
+        return Chain(layers, lambda draw: draw.integers(2**63 - 1))  # the seed of a batch, which `batch` draws
+
+    def rows(self, user: int) -> np.ndarray:
+        return self.clients[user]
+
+    def inputs(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        if self.states is None:
+            raise ValueError("the encoder runs in every step: there are no fixed vectors")
+        return scaled(self.settings.head.scale, self.states.rows(rows)), self._labels[torch.from_numpy(rows)]
 
     def _compared(self, labels: Tensor, draw: np.random.Generator) -> tuple[Tensor, Batch]:
         """The documents that a step compares with, and the labels' places among them."""
