@@ -21,7 +21,7 @@ def held(name: str) -> tuple[Any, ...]:
     return workload(name)
 
 
-@app.train()  # type: ignore[untyped-decorator]
+@app.train()
 def train(message: Any, context: Context) -> Any:
     import numpy as np
 

@@ -21,7 +21,7 @@ from confide.bench.protocol import Gate
 ROUNDS = 100_000
 
 
-class Gated(DifferentialPrivacyClientSideFixedClipping):  # type: ignore[misc]
+class Gated(DifferentialPrivacyClientSideFixedClipping):
     gate: Gate
 
     def configure_train(self, *given: Any, **named: Any) -> Any:
@@ -40,7 +40,7 @@ def main() -> None:
     model, _, _, users = workload(name)
     app = ServerApp()
 
-    @app.main()  # type: ignore[untyped-decorator]
+    @app.main()
     def serve(grid: Any, context: Any) -> None:
         inner = FedAvg(
             fraction_train=COHORT[name] / users, fraction_evaluate=0.0, min_train_nodes=COHORT[name],

@@ -23,7 +23,7 @@
     document.title = { planner: "Planner", runs: "Runs", try: "Try it" }[view] + " · Confide";
     if (view !== "planner") refresh();
   }
-  addEventListener("hashchange", () => { if (location.hash !== "#main") { go(); $("main").focus(); } });
+  addEventListener("hashchange", () => { if (location.hash !== "#main") { go(); $("main").focus({ preventScroll: true }); scrollTo(0, 0); } });
 
   /* ---- planner: sliders move in even steps of the logarithm, so that values come again and are known already ---- */
   const settings = [
