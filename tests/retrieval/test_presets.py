@@ -41,7 +41,7 @@ def shop(tiny_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.Mo
     return make
 
 
-def _run(*words: str) -> typer.testing.Result:
+def _run(*words: str) -> Any:
     return typer.testing.CliRunner().invoke(encoder_commands.app, list(words))
 
 
