@@ -26,6 +26,8 @@ from confide.engines.flower.remote import JOIN, Door, Link, Remote, Terms
 from confide.engines.flower.rounds import Books
 from confide.errors import UserError
 from confide.federated.bounding import bounder
+from confide.federated.car_adaptive import CarAdaptive
+from confide.federated.custom import PythonTaskSettings
 from confide.federated.parameters import Layout, flatten
 from confide.federated.task import Task
 from confide.privacy.plan import Plan
@@ -124,6 +126,11 @@ def check_deployable(wanted: Recipe) -> None:
     """What cannot be kept when users are elsewhere."""
     if wanted.privacy.mechanism == "partial":
         raise UserError("privacy.mechanism=partial is an analysis without a guarantee; it is not for a deployment")
+    if isinstance(wanted.bounding.adaptive, CarAdaptive):
+        raise UserError(
+            "bounding.adaptive.kind=car: needs every client's raw norm at the server and has no guarantee; it is for "
+            "simulation. Use kind: quantile, or a fixed bound with trust: local"
+        )
     if wanted.privacy.trust == "central" and wanted.privacy.placement == "client":
         raise UserError(
             "privacy.placement=client with trust=central: the server would add the clients' noise for them; use "
@@ -203,6 +210,11 @@ def _told(text: str, with_data: bool) -> Recipe:
         told = Recipe.model_validate_json(text)
     except ValueError as error:
         raise Refused(f"the server's recipe cannot be read: {error}") from None
+    if isinstance(told.task, PythonTaskSettings):
+        raise Refused(
+            f"the server's recipe would run code of its choice here (task.factory={told.task.factory}); start the "
+            "client with its own copy of the recipe if you trust it"
+        )
     if not with_data:
         named = list(_named_paths(told.task.model_dump(mode="json"), "task"))
         if named:
