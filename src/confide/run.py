@@ -30,7 +30,7 @@ from confide.errors import UserError
 from confide.federated import optimisers
 from confide.federated.bounding import Bounder, bounder, moved
 from confide.federated.cohort import PartTrainer, Tally, part_size
-from confide.federated.parameters import Layout, flatten
+from confide.federated.parameters import Layout, all_finite, flatten
 from confide.federated.task import Task
 from confide.privacy.events import Event
 from confide.privacy.ledger import Ledger
@@ -88,7 +88,7 @@ class Loop:
         noise = self.plan.release(self.total, event, cohort, t, attempt, state.noise)
         self._adapt(state, tally, event, attempt)
         self._keep_iterate(state)
-        if not self._move(state) or not bool(torch.isfinite(state.parameters).all()):
+        if not self._move(state) or not all_finite(state.parameters):
             raise Diverged(
                 f"the central model is no longer finite after step {t + 1}; the last checkpoint was kept. "
                 "Lower central.learning_rate or local.learning_rate, or bound the updates"
