@@ -33,7 +33,7 @@ from confide.federated import car_adaptive, optimisers
 from confide.federated.bounding import Adaptive, Bounder, bounder, moved
 from confide.federated.car_adaptive import CarAdaptive, Clients
 from confide.federated.cohort import PartTrainer, Tally, part_size
-from confide.federated.parameters import Layout, flatten
+from confide.federated.parameters import Layout, all_finite, flatten
 from confide.federated.task import Task
 from confide.privacy.events import Event
 from confide.privacy.ledger import Ledger
@@ -99,7 +99,7 @@ class Loop:
         self._adapt(state, tally, event, attempt, cohort)
         released = time.perf_counter()
         self._keep_iterate(state)
-        if not self._move(state) or not bool(torch.isfinite(state.parameters).all()):
+        if not self._move(state) or not all_finite(state.parameters):
             raise Diverged(
                 f"the central model is no longer finite after step {t + 1}; the last checkpoint was kept. "
                 "Lower central.learning_rate or local.learning_rate, or bound the updates"

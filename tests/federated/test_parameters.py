@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from confide.federated import parameters
 from confide.federated.local import PlainUpdate
-from confide.federated.parameters import Layout, exact_norm
+from confide.federated.parameters import Layout, all_finite, exact_norm
 
 torch.set_num_threads(1)
 LAYOUT = Layout(("a", "b", "c"), ((700, 500), (3,), (280_001,)))
@@ -55,3 +55,13 @@ def test_norms_are_never_too_small_whatever_the_size_of_entries(
     norms = Layout(("w",), ((len(flat),),)).difference(flat, torch.zeros_like(flat), torch.empty_like(flat))
     exact = float(np.linalg.norm(flat.double().numpy()))
     assert exact * (1 - 1e-12) <= float(norms[0]) <= exact * (1 + 1.1e-5)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_one_number_that_is_not_finite_is_found_in_any_piece(monkeypatch: pytest.MonkeyPatch, value: float) -> None:
+    monkeypatch.setattr(parameters, "_CHUNK", 10)
+    for place in (0, 9, 10, 24):
+        flat = torch.full((25,), 3e38)  # whose sum is not finite, though all of them are
+        assert all_finite(flat)
+        flat[place] = value
+        assert not all_finite(flat)

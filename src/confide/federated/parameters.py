@@ -181,5 +181,10 @@ def exact_norm(tensor: Tensor) -> float:
     return math.sqrt(squares)
 
 
+def all_finite(flat: Tensor) -> bool:
+    """In pieces: torch would make a copy of the whole on the way."""
+    return all(bool(torch.isfinite(piece).all()) for piece in torch.split(flat, _CHUNK))
+
+
 def flatten(parameters: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([p.reshape(-1) for p in parameters.values()])
