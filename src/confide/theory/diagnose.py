@@ -106,7 +106,7 @@ class Diagnosis:
         lines = [
             WARNING, "",
             f"step {self.step}, {len(m.users)} users probed: what is left of the squared gradient, by cause", "",
-            f"{'':<{width}}  {'':>9}  " + "  ".join(f"{cause:>12}" for cause in CAUSES),
+            f"{'':<{width}}  {'total':>9}  " + "  ".join(f"{cause:>12}" for cause in CAUSES),
             *(_row(name, sums, width) for name, sums in kinds.items()),
             *([_row("whole model", self.sums, width)] if len(kinds) > 1 else []), "",
             f"{self.cause} dominates: {MEANING[self.cause]}.",
@@ -117,7 +117,7 @@ class Diagnosis:
             self._bound_text(), "", "What to change:",
         ]  # fmt: skip
         for number, each in enumerate(self.advice, 1):
-            gain = "" if each.gain is None else f" (floor {each.gain:.2g} times lower, if the probe is right)"
+            gain = "" if each.gain is None else f" (floor {_times(each.gain)} times lower, if the probe is right)"
             lines.append(f"{number}. {each.what}{gain}: {each.why}.")
             lines += [f"     --set '{setting}'" for setting in each.settings]
             lines.append(f"     cost in privacy: {each.privacy}")
@@ -234,6 +234,10 @@ def _row(name: str, sums: dict[str, float], width: int) -> str:
     top = dominant(sums)
     cells = (f"{'*' if cause == top else ''}{value / total:.1%}" for cause, value in sums.items())
     return f"{name:<{width}}  {total:>9.3g}  " + "  ".join(f"{cell:>12}" for cell in cells)
+
+
+def _times(gain: float) -> str:
+    return f"{gain:.2g}" if gain < 100 else "over 100"
 
 
 def _finite(value: Any) -> Any:

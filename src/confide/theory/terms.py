@@ -16,13 +16,16 @@ a = eta_loc T_loc and q, w_k, d_h, C, sigma as in the papers,
 | users        | x/(2-x) (1-q)/q sum_k w_k^2 ||E S_k||^2 / (s a)^2      | sampling, global update noise             |
 | batches      | x/(2-x) 1/q sum_k w_k^2 Var(S_k) / (s a)^2             | local update noise                        |
 | noise        | x/(2-x) d_h C^2 sigma^2 / (s a)^2                      | C^2 sigma_DP^2 R_h^2 d_h / xi^2           |
-| optimisation | ||mean F||^2 / a^2, less what the above explain         | 2 (L_0 - L*) / (eta_glob T)               |
+| optimisation | ||mean S||^2 / (s a)^2 or ||mean F||^2 / a^2, if less, | 2 (L_0 - L*) / (eta_glob T)               |
+|              | less twice the three above                             |                                           |
 
 Each term is the squared gradient that a long run would be left with for this cause alone: a bias moves the point where
 the run comes to rest, and an error of mean zero and variance V keeps it in motion around that point, with
 ||grad||^2 = x/(2-x) V for steps that contract by x = eta s a lambda, lambda being the curvature that the error meets
-and eta the central optimiser's own step for a unit of aggregate in this tensor. What the gradient now is beyond that
-(and beyond twice the part that moves: a checkpoint is one draw of it) is what more steps would still remove.
+and eta the central optimiser's own step for a unit of aggregate in this tensor. Where there is a gradient and the mean
+of what is sent is not zero either, the run is still on its way: that is optimisation, but for what errors of mean zero
+explain (up to twice their term: a checkpoint is one draw of their motion). A run that a bias brought to rest has a
+gradient and no such mean, and one that a bias pulls away from a minimum has such a mean and no gradient.
 
 Differs from the paper: the theorem has no factor x/(2-x) on errors of mean zero (it drops ||p Delta||^2 where
 eta_glob L is below 1), and its global update noise does not vanish with everybody taking part; the measured terms do
@@ -62,7 +65,7 @@ class Parts:
     """The terms of every tensor, and what they were made of."""
 
     terms: Tensor  # (layers, causes)
-    signal: Tensor  # (layers,) squared gradient now
+    signal: Tensor  # (layers,) ||mean F||^2 / a^2, the squared gradient now
     shortened: Tensor  # (layers,) s
     local_shortened: Tensor  # (layers,) s_1
     contraction: Tensor  # (layers,) x, for noise
@@ -104,7 +107,8 @@ def split_error(measured: Measured, rule: Bounder, plan: Plan, centre: Centre, e
             quiet * float(noise[h]) / (s * a) ** 2,
         ]
         # A checkpoint is one draw of a gradient that its errors keep in motion: up to twice the mean is theirs.
-        row[0] = max(signal - sum(row) - sum(row[3:]), 0.0)
+        going = _square(sent.mean(dim=1), measured) / (s * a) ** 2
+        row[0] = max(min(going, signal) - 2 * sum(row[3:]), 0.0)
         rows.append([*row, signal, s, first, unit * float(measured.noise_curvature[h])])
     table = torch.tensor(rows, dtype=torch.float64)
     count = len(CAUSES)
