@@ -371,6 +371,8 @@ def _check_bound(bounding: Bounding) -> list[str]:
     problems = []
     if bounding.rule != "none" and bounding.bound is None:
         problems.append(f"bounding.bound: required with rule {bounding.rule}, a number above 0")
+    if (bounding.rule == "python") != (bounding.function is not None):
+        problems.append("bounding.function: required by rule python, module:function, and only used by it")
     if isinstance(bounding.adaptive, CarAdaptive):
         if bounding.rule != "clip":
             problems.append(f"bounding.adaptive.kind=car: a client has one bound; use rule: clip, not {bounding.rule}")

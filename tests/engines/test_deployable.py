@@ -41,3 +41,6 @@ def test_a_client_never_runs_code_that_a_server_names(with_data: bool) -> None:
     hostile = recipe.load("convex/digits", ["task={kind: python, factory: 'os:system', options: {command: id}}"])
     with pytest.raises(Refused, match=r"code of its choice here \(task.factory=os:system\)"):
         _told(hostile.model_dump_json(), with_data)
+    rule = recipe.load("convex/digits", ["bounding={rule: python, function: 'os:system', bound: 1}"])
+    with pytest.raises(Refused, match=r"code of its choice here \(bounding.function=os:system\)"):
+        _told(rule.model_dump_json(), with_data)

@@ -418,3 +418,34 @@ def assert_same_direction(found: Tensor, wanted: Tensor) -> None:
 def test_settings_that_bound_nothing_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Bounding.model_validate({"rule": "clip", "bound": 1.0, **wrong})
+
+
+@given(
+    st.lists(st.lists(st.floats(0, 1e6), min_size=3, max_size=3), min_size=1, max_size=5),
+    st.lists(st.one_of(st.floats(-1e6, 1e6), st.just(math.nan), st.just(math.inf)), min_size=3, max_size=3),
+)
+def test_a_rule_of_ones_own_is_held_to_the_bound_whatever_it_answers(
+    rows: list[list[float]], answers: list[float]
+) -> None:
+    rule = Bounder(
+        "python", 2.0, torch.full((3,), 2 / math.sqrt(3), dtype=torch.float64),
+        function=lambda norms, bounds: torch.tensor(answers, dtype=torch.float64),
+    )  # fmt: skip
+    norms = torch.tensor(rows, dtype=torch.float64)
+    factors = rule.factors(norms)
+    assert bool(torch.isfinite(factors).all())
+    assert float(torch.linalg.vector_norm(norms * factors, dim=1).max()) <= 2.0
+
+
+def test_a_rule_of_ones_own_sees_one_user_at_a_time() -> None:
+    seen = []
+
+    def watch(norms: Tensor, bounds: Tensor) -> Tensor:
+        seen.append(tuple(norms.shape))
+        return torch.ones_like(norms)
+
+    rule = Bounder("python", 1.0, torch.ones(2, dtype=torch.float64), function=watch)
+    factors = rule.factors(torch.tensor([[0.3, 0.4], [3.0, 4.0]], dtype=torch.float64))
+    assert seen == [(2,), (2,)]
+    assert factors[0].tolist() == pytest.approx([1, 1], rel=1e-5)
+    assert factors[1].tolist() == pytest.approx([0.2, 0.2], rel=1e-5)

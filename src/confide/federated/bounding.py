@@ -10,6 +10,7 @@ comes from the same object; the noise takes its scale from nowhere else.
 | per_layer_clip      | min(1, C_h / norm_h)                    | at most C                     |
 | normalise           | C / norm                                | C; a zero update stays zero   |
 | per_layer_normalise | C_h / norm_h if norm > C, otherwise 1   | at most C                     |
+| python              | f(norms), and all of it min(1, C / norm) | at most C, whatever f answers |
 | none                | 1                                       | not bounded: no guarantee     |
 
 With `adaptive`, the bounds of the two clip rules follow a quantile of the users' norms: after every step
@@ -45,6 +46,7 @@ float32 arithmetic, so the bound holds for the numbers that are really sent.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
@@ -54,6 +56,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor
 
 from confide.federated.car_adaptive import CarAdaptive
+from confide.federated.named import NAMED, imported
 from confide.federated.parameters import Layout
 
 ROUNDING = 1.0 - 1e-6
@@ -77,8 +80,11 @@ class Bounding(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    rule: Literal["clip", "per_layer_clip", "normalise", "per_layer_normalise", "none"] = Field(
-        "clip", description="which rule bounds a user's update"
+    rule: Literal["clip", "per_layer_clip", "normalise", "per_layer_normalise", "python", "none"] = Field(
+        "clip", description="which rule bounds a user's update; python: a function of yours, held to the bound"
+    )
+    function: Annotated[str, Field(pattern=NAMED)] | None = Field(
+        None, description="for python: module:function, from a user's norms and C_h (both per tensor) to factors"
     )
     bound: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None, description="C, the largest norm of what a user sends; required by every rule but none"
@@ -123,6 +129,8 @@ class Bounder:
     per_user: bool = False
     """Whether every user has a bound of its own (CAR's adaptive rule)."""
     own: Tensor | None = None  # (users,) C_i, where every user has its own
+    function: Callable[[Tensor, Tensor], Tensor] | None = None
+    """For the rule python: from one user's norms and C_h, both (layers,), to factors (layers,)."""
 
     @property
     def bounds(self) -> Tensor:
@@ -174,7 +182,16 @@ class Bounder:
         if self.rule == "per_layer_normalise":
             scaled = _ratio(self.layer_bounds, norms)
             return torch.where(total > self.sensitivity, scaled, torch.ones_like(norms)) * ROUNDING
+        if self.function is not None:
+            return self._own_factors(self.function, norms)
         raise ValueError(f"unknown bounding rule {self.rule!r}")
+
+    def _own_factors(self, function: Callable[[Tensor, Tensor], Tensor], norms: Tensor) -> Tensor:
+        """A user's own rule, one user at a time, so that it cannot see the others, and held to the bound."""
+        asked = torch.stack([function(own, self.layer_bounds) for own in norms]) if len(norms) else norms
+        factors = torch.nan_to_num(asked.to(norms), nan=0.0, posinf=0.0, neginf=0.0)
+        total = torch.linalg.vector_norm(norms * factors, dim=1, keepdim=True)
+        return factors * torch.clamp(self.sensitivity / total, max=1.0) * ROUNDING
 
     def held(self, norms: Tensor, slack: float = 0.0) -> Tensor:
         """Factors that hold an update to its bounds which claims to be bounded already: 1 wherever that is true.
@@ -201,6 +218,9 @@ def bounder(settings: Bounding, layout: Layout) -> Bounder:
     if settings.split == "learned":  # begins with dim: q_h = C_h
         roots = torch.tensor(layout.sizes, dtype=torch.float64).pow(0.25)
         return Bounder(settings.rule, settings.bound, layer_bounds, roots, layer_bounds)
+    if settings.function is not None:
+        function = imported(settings.function, "bounding.function")
+        return Bounder(settings.rule, settings.bound, layer_bounds, function=function)
     per_user = isinstance(settings.adaptive, CarAdaptive)
     return Bounder(settings.rule, settings.bound, layer_bounds, per_user=per_user)
 

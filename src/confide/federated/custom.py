@@ -7,9 +7,6 @@ code itself is not part of the recipe's digest; a run that is resumed after it c
 
 from __future__ import annotations
 
-import sys
-from importlib import import_module
-from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -17,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from confide.errors import UserError
 from confide.federated.local import LocalTraining
+from confide.federated.named import NAMED, imported
 from confide.federated.task import Task
 
 _ASKED = ("name", "metric", "examples", "initial_parameters", "batch", "loss", "evaluate")
@@ -28,9 +26,7 @@ class PythonTaskSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["python"] = "python"
-    factory: str = Field(
-        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", description="module:function, called with the options and the seed"
-    )
+    factory: str = Field(pattern=NAMED, description="module:function, called with the options and the seed")
     options: dict[str, Any] = Field(default_factory=dict, description="given to the function as they are")
 
 
@@ -49,20 +45,7 @@ class BasicTask:
 
 def make_python_task(settings: PythonTaskSettings, seed: int) -> Task:
     """Import the factory and call it; a UserError says what is missing."""
-    module, function = settings.factory.split(":")
-    here = str(Path.cwd())
-    if here not in sys.path:  # an installed program does not look where it was called
-        sys.path.append(here)
-    try:
-        factory = getattr(import_module(module), function)
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"task.factory={settings.factory}: {error}; run in the folder that has {module.split('.')[0]}.py, or "
-            "install it"
-        ) from error
-    except AttributeError as error:
-        raise UserError(f"task.factory={settings.factory}: {module} has no {function}") from error
-    task = factory(settings.options, seed)
+    task = imported(settings.factory, "task.factory")(settings.options, seed)
     missing = [name for name in _ASKED if not hasattr(task, name)]
     if missing:
         raise UserError(

@@ -210,10 +210,13 @@ def _told(text: str, with_data: bool) -> Recipe:
         told = Recipe.model_validate_json(text)
     except ValueError as error:
         raise Refused(f"the server's recipe cannot be read: {error}") from None
-    if isinstance(told.task, PythonTaskSettings):
+    code = [f"task.factory={told.task.factory}"] if isinstance(told.task, PythonTaskSettings) else []
+    if told.bounding.function is not None:
+        code.append(f"bounding.function={told.bounding.function}")
+    if code:
         raise Refused(
-            f"the server's recipe would run code of its choice here (task.factory={told.task.factory}); start the "
-            "client with its own copy of the recipe if you trust it"
+            f"the server's recipe would run code of its choice here ({', '.join(code)}); start the client with its own "
+            "copy of the recipe if you trust it"
         )
     if not with_data:
         named = list(_named_paths(told.task.model_dump(mode="json"), "task"))
