@@ -12,7 +12,14 @@ from typing import Annotated, Any
 
 import typer
 
-from confide import corpus_commands, encoder_commands, plan_commands, retrieval_commands, speech_commands
+from confide import (
+    corpus_commands,
+    diagnose_commands,
+    encoder_commands,
+    plan_commands,
+    retrieval_commands,
+    speech_commands,
+)
 from confide.engines.ranks import LostRank, Place, dismiss, place
 from confide.errors import Stopped, UserError
 
@@ -29,6 +36,7 @@ Start here:
   confide recipe list                            what can be run
   confide train convex/digits --out runs/digits  run it (about 10 s)
   confide ledger runs/digits                     what privacy it spent
+  confide diagnose runs/digits                   what holds it back, and what to change
   confide audit convex/digits                    try to disprove the guarantee
   confide reproduce norm/table1                  a paper's table beside ours
 """,
@@ -269,6 +277,7 @@ def recipe_schema() -> None:
     _print_json(schema())
 
 
+diagnose_commands.mount(app)
 speech_commands.mount(app)
 retrieval_commands.mount(app)
 

@@ -1,0 +1,41 @@
+"""`confide diagnose`: what holds a run back and what to change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def mount(app: typer.Typer) -> None:
+    app.command()(diagnose)
+
+
+def diagnose(
+    run: Annotated[Path, typer.Argument(help="The folder of a run that has reached a checkpoint; finished or not.")],
+    users: Annotated[int, typer.Option(min=2, help="How many users to probe. More is slower and surer.")] = 16,
+    draws: Annotated[
+        int, typer.Option(min=1, help="How often each one trains, on other batches: at least 2 to see what batches do.")
+    ] = 2,
+    seed: Annotated[int, typer.Option(min=0, help="Which users, and which batches.")] = 0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
+    ] = False,
+) -> None:
+    """What holds a run back, tensor by tensor, and what to change.
+
+    Probes some users at the last checkpoint and splits what is left of the squared gradient into its causes, as the
+    proofs of PFL-ASR do: optimisation (not there yet), drift (local steps), clipping, users (the cohort), batches, and
+    noise (privacy). Names the one that dominates in each kind of tensor, and settings to try, with what they should
+    gain and what they cost in privacy. docs/theory.md says what each number is.
+
+    It reads users' data, and nothing that it shows is covered by the run's epsilon: for simulations and research.
+
+    Example: `confide diagnose runs/digits --users 32`
+    """
+    from confide.theory.diagnose import diagnose_run
+
+    found = diagnose_run(run, users, draws, seed)
+    print(json.dumps(found.to_json(), indent=2, allow_nan=False) if as_json else found.to_text())

@@ -1,0 +1,215 @@
+"""Measure at a checkpoint what the bounds speak of: updates, gradients, their variances, and smoothness by probing.
+
+A sample of users trains from the checkpoint, as in the next central step, and each one's update is kept twice: as it
+is, and as it would be if the user had not moved while it took the same steps on the same batches ("still"). The pair
+tells drift from the rest without the noise of batches. Curvature is a difference of gradients between two near points
+(A1: ||grad(x) - grad(y)|| <= L ||x - y||), along random directions, which is what noise sees, along the users'
+differences, and along the image of both, which points to where the curvature is largest.
+
+None of this is private. It reads users' data and nothing of it is covered by a run's epsilon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from confide.errors import UserError
+from confide.federated.local import LocalTraining, PlainTrainer
+from confide.federated.parameters import Layout
+from confide.federated.task import Task
+from confide.randomness import generator
+
+MEMORY = 4_000_000_000
+"""Bytes of updates that a probe may keep."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a probe found. Updates are in the units in which they are sent."""
+
+    layout: Layout
+    users: np.ndarray  # (users,)
+    weights: Tensor  # (users,) with sum 1
+    share: float
+    """Of the population that was probed."""
+    moving: Tensor  # (users, draws, parameters) updates, before bounding
+    still: Tensor  # (users, draws, parameters) the same steps, all of them taken at the checkpoint
+    gradients: Tensor  # (users, parameters) of a user's whole data
+    loss: float
+    reach: float
+    """a: what a still update is in units of the gradient; eta_loc T_loc, less what local clipping takes."""
+    local_steps: float
+    largest: Tensor  # (layers,) M_h, the longest gradient of a batch
+    batch_variance: Tensor  # (layers,) of a batch's gradient around its user's: sigma_loc^2
+    noise_curvature: Tensor  # (layers,) in the direction of isotropic noise
+    user_curvature: Tensor  # (layers,) in the direction of differences between users
+    smoothness: float
+    """L, from below: the largest curvature that was met."""
+
+    @property
+    def mean_gradient(self) -> Tensor:
+        return self.weights.to(self.gradients.dtype) @ self.gradients
+
+    def user_variance(self) -> Tensor:
+        """Of the users' gradients around their mean: sigma_glob^2."""  # (layers,)
+        gaps = self.gradients - self.mean_gradient
+        return self.weights @ per_layer(self.layout, gaps)
+
+
+def per_layer(layout: Layout, vectors: Tensor) -> Tensor:
+    """The squared norm of each tensor of each vector, in double precision."""  # (..., parameters) -> (..., layers)
+    pieces = torch.split(vectors, layout.sizes, dim=-1)
+    return torch.stack([piece.double().square().sum(dim=-1) for piece in pieces], dim=-1)
+
+
+def measure(
+    task: Task,
+    local: LocalTraining,
+    layout: Layout,
+    weights: np.ndarray,
+    central: Tensor,
+    step: int,
+    users: int,
+    draws: int,
+    seed: int,
+) -> Measured:
+    """Probe `users` of the task's users, each with `draws` draws of its batches."""
+    held = np.flatnonzero(task.examples > 0)
+    chosen = np.sort(generator(seed, "diagnose users").permutation(held)[:users])
+    needed = (2 * draws + 1) * len(chosen) * layout.size * central.element_size()
+    if len(chosen) < 2:
+        raise UserError(f"a diagnosis compares users; only {len(chosen)} of {len(task.examples)} have data")
+    if needed > MEMORY:
+        fits = int(MEMORY * len(chosen) / needed)
+        raise UserError(
+            f"--users {len(chosen)} with --draws {draws} would keep {needed / 1e9:.1f} GB of updates of this model; at "
+            f"most {MEMORY / 1e9:g} GB are used, which is enough for --users {max(fits, 1)}"
+        )
+    probes = [_Prober(task, layout, local, seed * 1_000_003 + draw, central) for draw in range(draws)]
+    found = [[_one(probe, central, int(user), step) for probe in probes] for user in chosen]
+    gradients, losses = zip(*(probes[0].whole_gradient(central, int(user)) for user in chosen), strict=True)
+    moving = torch.stack([torch.stack([one.moving for one in each]) for each in found])
+    still = torch.stack([torch.stack([one.still for one in each]) for each in found])
+    flat = [one for each in found for one in each]
+    whole = torch.stack(gradients)
+    own = weights[chosen] / weights[chosen].sum()
+    noise_curve, user_curve, smoothness = _curvature(
+        lambda point: _mean_gradient(probes[0], point, chosen, own), central, layout, whole, seed
+    )
+    return Measured(
+        layout, chosen, torch.from_numpy(own), len(chosen) / len(held), moving, still, whole, float(own @ losses),
+        float(np.mean([one.reach for one in flat])), float(np.mean([one.steps for one in flat])),
+        torch.stack([one.largest for one in flat]).amax(dim=0), _batch_variance(flat, layout, whole, draws),
+        noise_curve, user_curve, smoothness,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _One:
+    """One user's local training, once."""
+
+    moving: Tensor
+    still: Tensor
+    reach: float
+    steps: int
+    largest: Tensor  # (layers,)
+    squares: Tensor  # (layers,) mean squared norm of its batches' gradients, before local clipping
+
+
+class _Prober(PlainTrainer):
+    """The loop's own local training, and the same at a standstill."""
+
+    def gradient(self, point: Tensor, batch: tuple[Tensor, ...]) -> tuple[Tensor, float]:
+        with torch.no_grad():
+            self.theta.copy_(point)
+        loss = self.task.loss(self.layout.views(self.theta), batch)
+        (found,) = torch.autograd.grad(loss, self.theta)
+        return found, float(loss.detach())
+
+    def at_rest(self, central: Tensor, user: int, step: int) -> tuple[Tensor, float, int, Tensor, Tensor]:
+        """What a user would send if it took its steps without moving, and what there is to know of its gradients."""
+        local, rate = self.local, self.local.rate(step)
+        draw = generator(self.seed, "batches", step, user)
+        total, reach, steps = torch.zeros_like(central), 0.0, 0
+        largest = squares = torch.zeros(len(self.layout.names), dtype=torch.float64)
+        for chosen in self._batches(user, draw):
+            gradient, _ = self.gradient(central, self.task.batch(user, chosen, draw))
+            norms = per_layer(self.layout, gradient)
+            largest, squares = torch.maximum(largest, norms.sqrt()), squares + norms
+            clip, length = local.gradient_clip, float(norms.sum().sqrt())
+            factor = 1.0 if clip is None else min(1.0, clip / max(length, 1e-30))
+            weight = factor * (1.0 if local.divide_by_learning_rate else rate)
+            total.add_(gradient, alpha=weight)
+            reach, steps = reach + weight, steps + 1
+        return total, reach, steps, largest, squares / max(steps, 1)
+
+    def whole_gradient(self, point: Tensor, user: int) -> tuple[Tensor, float]:
+        """The gradient and the loss of all of a user's data, in batches of the size that it trains with."""
+        draw, held = generator(self.seed, "diagnose gradients", 0, user), int(self.task.examples[user])
+        if self.local.batch_size is None and self.local.batch_seconds is None:
+            return self.gradient(point, self.task.batch(user, None, draw))
+        total, loss = torch.zeros_like(point), 0.0
+        for places in self._packed(user, np.arange(held)):
+            gradient, own = self.gradient(point, self.task.batch(user, places, draw))
+            total.add_(gradient, alpha=len(places) / held)
+            loss += own * len(places) / held
+        return total, loss
+
+
+def _one(probe: _Prober, central: Tensor, user: int, step: int) -> _One:
+    moving = probe.update(central, user, step).delta.clone()
+    still, reach, steps, largest, squares = probe.at_rest(central, user, step)
+    if not bool(torch.isfinite(moving).all()) or not bool(torch.isfinite(still).all()):
+        raise UserError(f"the update of user {user} is not finite at this checkpoint; nothing can be measured from it")
+    return _One(moving, still, reach, steps, largest, squares)
+
+
+def _batch_variance(found: list[_One], layout: Layout, gradients: Tensor, draws: int) -> Tensor:
+    """E ||g||^2 - ||E g||^2 over the batches of each user, mean over users."""  # (layers,)
+    squares = torch.stack([one.squares for one in found]).view(-1, draws, len(layout.names)).mean(dim=1)
+    return (squares - per_layer(layout, gradients)).clamp(min=0).mean(dim=0)
+
+
+def _mean_gradient(probe: _Prober, point: Tensor, users: np.ndarray, weights: np.ndarray) -> Tensor:
+    total = torch.zeros_like(point)
+    for user, weight in zip(users.tolist(), weights.tolist(), strict=True):
+        total.add_(probe.whole_gradient(point, user)[0], alpha=weight)
+    return total
+
+
+def _curvature(
+    gradient: Callable[[Tensor], Tensor], central: Tensor, layout: Layout, gradients: Tensor, seed: int
+) -> tuple[Tensor, Tensor, float]:
+    """<v, H v> / <v, v> of each tensor for noise and for differences between users, and the largest ||H v|| / ||v||."""
+    draw = generator(seed, "diagnose directions")
+    here = gradient(central)
+    size = float(central.double().norm()) or 1.0
+    small = size * (1e-3 if central.dtype == torch.float64 else 1e-2)
+    largest = 0.0
+
+    def image(direction: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal largest
+        length = float(direction.double().norm())
+        if length == 0:
+            return direction, torch.zeros_like(direction)
+        unit = direction / length
+        bent = (gradient(central + small * unit) - here) / small
+        largest = max(largest, float(bent.double().norm()))
+        return unit, bent
+
+    def along(direction: Tensor) -> Tensor:
+        unit, bent = image(direction)
+        image(bent)  # for the largest
+        pairs = zip(layout.pieces(unit), layout.pieces(bent), strict=True)
+        products = torch.stack([(u.double() * b.double()).sum() for u, b in pairs])
+        return (products / per_layer(layout, unit).clamp(min=1e-300)).clamp(min=0)
+
+    noise = along(torch.from_numpy(draw.standard_normal(layout.size)).to(central.dtype))
+    signs = torch.from_numpy(draw.standard_normal(len(gradients))).to(central.dtype)
+    between = along(signs @ (gradients - gradients.mean(dim=0)))
+    return noise, torch.where(between > 0, between, noise), largest
