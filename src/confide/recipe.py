@@ -310,7 +310,7 @@ def _resolve(node: Any, document: Any, given: Any) -> Any:
     if "discriminator" in node:
         mapping = node["discriminator"]["mapping"]
         kind = given.get("kind") if isinstance(given, dict) else None
-        node = {"$ref": mapping.get(kind, next(iter(mapping.values())))}
+        node = {"$ref": mapping.get(kind, node["oneOf"][0]["$ref"])}  # without a kind: the first in the code
     if "$ref" in node:
         node = document["$defs"][node["$ref"].rsplit("/", 1)[1]]
     return node

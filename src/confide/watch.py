@@ -185,7 +185,8 @@ def _panel(found: Watched) -> Any:
         if row[0] and row[1]:
             table.add_row(*row)
     bar = ProgressBar(total=now["steps"], completed=now["step"])
-    return Panel(Group(bar, table), title=f"{found.folder}: {found.recipe.task.kind}, {now['state']}", expand=False)
+    title = f"{found.recipe.task.kind}, {now['state']}: {found.folder}"  # a long path is cut at its end
+    return Panel(Group(bar, table), title=title, expand=False)
 
 
 def _duration(seconds: float) -> str:

@@ -243,9 +243,9 @@ def released(values: dict[tuple[int, int], set[bytes]]) -> Iterator[None]:
     """Collect, for every entry (step, attempt) of the ledger, the sums that were released with its noise."""
     original = Plan.release
 
-    def release(plan: Plan, total: Tensor, event: Any, cohort: Any, step: int, attempt: int, memory: Any) -> Any:
+    def release(plan: Plan, total: Tensor, event: Any, cohort: Any, step: int, attempt: int, *rest: Any) -> Any:
         values.setdefault((step, attempt), set()).add(total.numpy().tobytes())
-        return original(plan, total, event, cohort, step, attempt, memory)
+        return original(plan, total, event, cohort, step, attempt, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Plan, "release", release)

@@ -340,9 +340,16 @@ def killed_at(step: int, before_noise: bool, place: Path, monkeypatch: pytest.Mo
     draw = Plan.release
 
     def release(
-        self: Plan, total: Tensor, event: Event, cohort: np.ndarray, t: int, attempt: int, memory: dict[str, Tensor]
+        self: Plan,
+        total: Tensor,
+        event: Event,
+        cohort: np.ndarray,
+        t: int,
+        attempt: int,
+        memory: dict[str, Tensor],
+        own: np.ndarray | None = None,
     ) -> float | None:
-        length = None if t == step and before_noise else draw(self, total, event, cohort, t, attempt, memory)
+        length = None if t == step and before_noise else draw(self, total, event, cohort, t, attempt, memory, own)
         if t == step:
             raise Killed
         return length
@@ -415,11 +422,18 @@ def test_every_line_is_on_disk_before_its_noise_is_drawn(tmp_path: Path, monkeyp
     draw, seen = Plan.release, []
 
     def release(
-        self: Plan, total: Tensor, event: Event, cohort: np.ndarray, t: int, attempt: int, memory: dict[str, Tensor]
+        self: Plan,
+        total: Tensor,
+        event: Event,
+        cohort: np.ndarray,
+        t: int,
+        attempt: int,
+        memory: dict[str, Tensor],
+        own: np.ndarray | None = None,
     ) -> float | None:
         last = json.loads((tmp_path / "run" / ledger.FILE).read_bytes().splitlines()[-1])
         seen.append((last["step"], last["attempt"], Event.from_json(last["event"]) == self.event, t, attempt))
-        return draw(self, total, event, cohort, t, attempt, memory)
+        return draw(self, total, event, cohort, t, attempt, memory, own)
 
     monkeypatch.setattr(Plan, "release", release)
     folder.train(digits(), tmp_path / "run", quiet=True)

@@ -190,7 +190,7 @@ def test_cells_run_in_processes_of_their_own_and_not_twice(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["norm/table2"], "expected norm/quadratics, norm/table1 or pfl-asr/TABLE"),
+        (["norm/table2"], "expected norm/quadratics, norm/table1, pfl-asr/TABLE or car/TABLE"),
         (["norm/table1", "--dataset", "mnist"], "expected one of digits, fashion-mnist, cifar10"),
         (["norm/table1", "--epsilons", "five"], "expected numbers above 0"),
         (["norm/table1", "--epsilons", "5,-1"], "expected numbers above 0"),
