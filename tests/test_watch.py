@@ -60,7 +60,7 @@ def test_a_run_is_followed_while_it_is_made_and_the_watching_ends_with_it(tmp_pa
             time.sleep(0.1)
             assert thread.is_alive()
             file.write('ss": 0.5, "cohort": 5}\n')
-    thread.join(timeout=20)
+    thread.join(timeout=120)
     assert seen == ["stopped"]
 
 
