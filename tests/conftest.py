@@ -21,6 +21,10 @@ import pytest
 if TYPE_CHECKING:
     from confide.retrieval.encoder import Encoder
 
+# A shell that begins the tests in its background has them and their processes ignore Ctrl-C, which some of them send.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # Every part of a state is in use: an optimiser with moments, a mean of the last iterates, two evaluations to average.
 TINY = """\
 description: quadratics in six dimensions over twelve users

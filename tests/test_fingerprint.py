@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -111,3 +112,21 @@ def test_a_resume_with_another_encoder_in_the_same_place_is_refused(
     monkeypatch.setattr(Encoder, "__init__", retrained)
     with pytest.raises(UserError, match="the encoder changed since the run began"):
         folder.resume(place, quiet=True)
+
+
+def test_a_run_does_not_go_on_with_other_code_of_a_recipes_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: str
+) -> None:
+    """The same noise on what other code bounds would give the difference away."""
+    from confide.fingerprint import of_code
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    rule = tmp_path / "a_rule_to_change.py"
+    rule.write_text("def f(norms, bounds):\n    return bounds / norms\n")
+    import_module("a_rule_to_change")
+    before = of_code({"bounding.function": "a_rule_to_change:f", "task.factory": None})
+    rule.write_text("def f(norms, bounds):\n    return norms\n")
+    after = of_code({"bounding.function": "a_rule_to_change:f", "task.factory": None})
+    assert list(before) == list(after) == ["the code of bounding.function"]
+    assert before != after

@@ -102,10 +102,7 @@ def test_ctrl_c_ends_the_watching_and_changes_nothing(tmp_path: Path, tiny: str)
     with (run / ".lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         words = [sys.executable, "-m", "confide", "watch", str(run)]
-        process = subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore it
-        )  # fmt: skip
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
         assert process.stdout is not None
         assert "step 2/6" in process.stdout.readline()
         process.send_signal(signal.SIGINT)

@@ -37,6 +37,8 @@ class State:
     """The evaluations of the last steps, whose mean the summary reports."""
     clients: dict[str, Tensor] = field(default_factory=dict)
     """What each user remembers from round to round, where the rule has them do so (CAR's adaptive bounds)."""
+    pending: Tensor | None = None
+    """The cohort of a step that too few users answered: to draw another would not be the sampler accounted for."""
 
 
 def save(folder: Path, state: State, recipe_digest: str, ledger_count: int, ledger_head: str) -> None:
@@ -49,6 +51,8 @@ def save(folder: Path, state: State, recipe_digest: str, ledger_count: int, ledg
     tensors |= {f"clients/{name}": t for name, t in state.clients.items()}
     if state.bounds is not None:
         tensors["bounds"] = state.bounds
+    if state.pending is not None:
+        tensors["pending"] = state.pending
     about = {
         "step": state.step,
         "seconds": state.seconds,
@@ -82,7 +86,7 @@ def load(folder: Path) -> Saved:
         about, tensors = json.loads(header["confide"]), deserialise(content)
         state = State(about["step"], tensors["parameters"], _under(tensors, "optimiser/"), _under(tensors, "final/"))
         state.noise, state.bounds = _under(tensors, "noise/"), tensors.get("bounds")
-        state.clients = _under(tensors, "clients/")
+        state.clients, state.pending = _under(tensors, "clients/"), tensors.get("pending")
         state.seconds, state.recent = about["seconds"], about["recent"]
         return Saved(state, about["recipe"], about["ledger_count"], about["ledger_head"])
     except FileNotFoundError:

@@ -8,7 +8,8 @@ without this check the ledger's one guarantee would stand for runs over two sets
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,16 @@ def digest(pieces: Iterable[str | bytes | Tensor | np.ndarray]) -> str:
 def of_task(task: Task) -> dict[str, str]:
     """The inputs that a task names; none if it names none."""
     return dict(getattr(task, "fingerprint", {}))
+
+
+def of_code(named: Mapping[str, str | None]) -> dict[str, str]:
+    """Of the files with the functions that a recipe names: other code under the same noise would give it away."""
+    found = {}
+    for field, name in named.items():
+        if name is not None:
+            path = getattr(sys.modules.get(name.split(":")[0]), "__file__", None)
+            found[f"the code of {field}"] = digest([Path(path).read_bytes()]) if path else "unknown"
+    return found
 
 
 def check(folder: Path, held: dict[str, Any], now: dict[str, Any]) -> None:

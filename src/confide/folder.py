@@ -26,7 +26,7 @@ from torch import Tensor
 
 from confide import checkpoint, fingerprint, recipe
 from confide.checkpoint import State
-from confide.engines.engine import Engine, traits
+from confide.engines.engine import Abandoned, Engine, traits
 from confide.engines.ranks import LostRank, Place
 from confide.errors import Stopped, UserError
 from confide.extras import missing
@@ -165,7 +165,12 @@ def guarantee(recipe: Recipe, epsilon: float | None) -> str:
         return NO_GUARANTEE
     if epsilon is None:
         return "none: no guarantee"
-    return f"epsilon {accountant.shown(epsilon)} at delta {recipe.privacy.delta:g}"
+    stated = f"epsilon {accountant.shown(epsilon)} at delta {recipe.privacy.delta:g}"
+    if recipe.privacy.trust == "distributed":
+        return (
+            f"{stated} against whoever sees the models; server and clients of a round know who is in it: more for them"
+        )
+    return stated
 
 
 def finite(value: float) -> float | None:
@@ -267,7 +272,12 @@ def _go_on(folder: Path, loop: Loop, state: State, quiet: bool) -> dict[str, Any
             _write_line(layers, {"step": 0, "names": loop.layout.names, "sizes": loop.layout.sizes})
         note = ""
         while state.step < steps:
-            record = loop.step(state)
+            try:
+                record = loop.step(state)
+            except Abandoned:  # the run goes on with the same cohort
+                _sync(metrics, layers, times)
+                _save(folder, loop, state)
+                raise
             record["epsilon"] = finite(loop.plan.epsilon_so_far(loop.charges))
             spent = {"step": state.step, **loop.times}
             if loop.wants_evaluation(state):

@@ -84,7 +84,7 @@ class Loop:
     def step(self, state: State) -> Record:
         """One central step, in place."""
         began, t = time.perf_counter(), state.step
-        cohort = self.plan.cohort(t)
+        cohort = self.plan.cohort(t) if state.pending is None else state.pending.numpy()
         bound = self.bounder.at(state.bounds).sensitivity
         event = self.plan.event_at(bound)
         tally, attempt = self._train(state, cohort, event)
@@ -104,7 +104,7 @@ class Loop:
                 f"the central model is no longer finite after step {t + 1}; the last checkpoint was kept. "
                 "Lower central.learning_rate or local.learning_rate, or bound the updates"
             )
-        state.step += 1
+        state.step, state.pending = state.step + 1, None
         moved_at = time.perf_counter()
         state.seconds += moved_at - began
         record = _record(state, tally, signal, noise, self.recipe.local.rate(t)) | {"bound": bound}
@@ -130,6 +130,7 @@ class Loop:
                 tally = self.engine.train(state.parameters, cohort, t, self.total, self._bounds(state))
             except Abandoned as too_few:
                 if left == 0:
+                    state.pending = torch.from_numpy(cohort)
                     raise
                 print(f"{too_few}; asking again, {left} more times at most", file=sys.stderr, flush=True)
             else:
@@ -348,8 +349,9 @@ def environment() -> str:
 
 
 def ledger_header(recipe: Recipe, plan: Plan, task: Task) -> dict[str, Any]:
+    own = {"task.factory": getattr(recipe.task, "factory", None), "bounding.function": recipe.bounding.function}
     return {
-        fingerprint.KEY: fingerprint.of_task(task),
+        fingerprint.KEY: fingerprint.of_task(task) | fingerprint.of_code(own),
         "recipe": recipe.digest,
         "delta": plan.delta,
         "accountant": plan.accountant,

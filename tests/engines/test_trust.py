@@ -12,6 +12,7 @@ import torch
 
 pytest.importorskip("flwr", reason="deployment needs Flower: pip install 'confide[deploy]'")
 
+from confide import checkpoint
 from confide.engines.engine import Abandoned, InProcess
 from confide.engines.flower.parcels import Parcel
 from confide.engines.flower.rehearsal import engine
@@ -165,3 +166,34 @@ def test_a_sum_beyond_what_honest_clients_can_make_is_thrown_away(tiny: str) -> 
     member.answer = hostile
     with pytest.raises(Abandoned, match="thrown away"):
         loop.step(loop.start())
+
+
+def test_a_server_cannot_lift_the_bound_of_a_client(tiny: str, tmp_path: Path) -> None:
+    recipe = load(tiny, ["privacy.trust=local", "sampling={kind: fixed, cohort: 12}"])
+    loop = loop_of(recipe, engine(12, state=tmp_path))
+    state = loop.start()
+    with pytest.raises(Abandoned, match="of 12"):
+        loop.engine.train(state.parameters, np.arange(12), 0, loop.total, torch.tensor([1e6], dtype=torch.float64))
+
+
+def test_an_abandoned_step_keeps_its_cohort_until_it_is_answered(tiny: str, tmp_path: Path) -> None:
+    """Also over a restart: to draw until enough users answer would not be the sampler accounted for."""
+    recipe = load(tiny, ["privacy.source=system"])
+    answers = False
+
+    def fate(kind: str, node: int, parcel: Parcel) -> str:
+        return "" if answers or kind != TRAIN else "gone"
+
+    loop = loop_of(recipe, engine(12, fate, Terms(deadline=1, poll=0, tries=1, minimum=1.0), state=tmp_path))
+    state = loop.start()
+    with pytest.raises(Abandoned):
+        loop.step(state)
+    assert state.pending is not None
+    cohort = state.pending.clone()
+    checkpoint.save(tmp_path, state, "", 0, "")
+    again = checkpoint.load(tmp_path).state
+    assert again.pending is not None
+    assert again.pending.tolist() == cohort.tolist()
+    answers = True
+    assert loop.step(again)["cohort"] == len(cohort)
+    assert again.pending is None

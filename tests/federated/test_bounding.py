@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
+from confide.errors import UserError
 from confide.federated.bounding import ROUNDING, Bounder, Bounding, bounder
 from confide.federated.cohort import PartTrainer, Tally
 from confide.federated.local import LocalTraining, PlainUpdate, Updates
@@ -449,3 +450,18 @@ def test_a_rule_of_ones_own_sees_one_user_at_a_time() -> None:
     assert seen == [(2,), (2,)]
     assert factors[0].tolist() == pytest.approx([1, 1], rel=1e-5)
     assert factors[1].tolist() == pytest.approx([0.2, 0.2], rel=1e-5)
+
+
+def test_a_rule_of_ones_own_that_works_in_place_or_answers_one_number_cannot_escape_the_bound() -> None:
+    norms = torch.tensor([[30.0, 40.0], [3.0, 4.0]], dtype=torch.float64)
+
+    def in_place(own: Tensor, bounds: Tensor) -> Tensor:
+        own /= own.norm()
+        bounds *= 100
+        return torch.ones_like(own)
+
+    rule = Bounder("python", 1.0, torch.full((2,), 0.5**0.5, dtype=torch.float64), function=in_place)
+    assert float(torch.linalg.vector_norm(norms * rule.factors(norms), dim=1).max()) <= 1.0
+    assert norms[0].tolist() == [30.0, 40.0]
+    with pytest.raises(UserError, match="expected one factor per"):
+        replace(rule, function=lambda own, bounds: own.sum()).factors(norms)

@@ -170,6 +170,26 @@ def test_norms_are_never_below_those_of_what_is_added(seed: int, scale: float, r
     assert bool((layout.norms(total) <= updates.norms[0] * (1 + 1e-12)).all())
 
 
+@pytest.mark.parametrize("margin", [40.0, 50.0, 54.0, 80.0])
+def test_gradients_whose_squares_are_beyond_single_precision_have_norms_all_the_same(margin: float) -> None:
+    """Examples that are right by a margin of 50 have gradients of e^-50, whose squares float32 cannot hold."""
+    task = Layers([4], [64, 50])
+    draw = np.random.default_rng(0)
+    task.features = torch.from_numpy(draw.normal(size=(4, 64))).float()
+    task.labels = torch.zeros(4, dtype=torch.long)
+    central = {name: torch.zeros_like(value).float() for name, value in task.initial_parameters().items()}
+    bias = next(name for name, value in central.items() if value.dim() == 1)
+    central[bias][0] = margin
+    layout, local, chain = Layout.of(central), _local(steps=1), task.chain()
+    assert chain is not None
+    fast = LowRankTrainer(task, Ranks(chain, layout, local, task.examples), layout, seed=2)
+    ((_, updates),) = fast.updates(flatten(central), np.array([0]), 0)
+    total = torch.zeros(layout.size)
+    rule = bounder(Bounding(rule="normalise", bound=1.0), layout)
+    updates.weighted_sum(rule.factors(updates.norms), total)
+    assert float(total.double().norm()) <= 1.0
+
+
 @pytest.mark.parametrize("rule", ["clip", "per_layer_clip", "normalise", "per_layer_normalise", "none"])
 def test_a_part_is_the_same_with_every_bounding_rule(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     task, local = Layers([4, 9, 2, 30, 4, 4], [60, 30, 5]), _local(epochs=1, batch_size=2, proximal=0.2)

@@ -192,3 +192,9 @@ def test_a_learned_split_beats_dim_on_very_unequal_layers_at_equal_epsilon(seed:
     assert counted.update_multiplier > fixed.update_multiplier
     assert (counted.rate, counted.sampler) == (fixed.rate, fixed.sampler)
     assert learned < 0.8 * dim
+
+
+@pytest.mark.parametrize("huge", [1e6, 1e8, 1e9])
+def test_a_quantile_that_ran_away_does_not_lift_the_total(huge: float) -> None:
+    found = allocated(1.0, torch.tensor([0.65, huge], dtype=torch.float64), torch.ones(2, dtype=torch.float64))
+    assert float(found.norm()) <= 1 + 1e-12

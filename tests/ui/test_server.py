@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -291,10 +290,7 @@ def test_what_loopback_is() -> None:
 
 def test_the_command_serves_until_ctrl_c(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "confide", "ui", str(tmp_path), "--port", "0", "--no-browser"]
-    process = subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore it
-    )  # fmt: skip
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line.startswith("open http://127.0.0.1:")

@@ -55,6 +55,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor
 
+from confide.errors import UserError
 from confide.federated.car_adaptive import CarAdaptive
 from confide.federated.named import NAMED, imported
 from confide.federated.parameters import Layout
@@ -188,7 +189,15 @@ class Bounder:
 
     def _own_factors(self, function: Callable[[Tensor, Tensor], Tensor], norms: Tensor) -> Tensor:
         """A user's own rule, one user at a time, so that it cannot see the others, and held to the bound."""
-        asked = torch.stack([function(own, self.layer_bounds) for own in norms]) if len(norms) else norms
+        # Copies: a function that works in place must not change what it is held to.
+        answers = [function(own.clone(), self.layer_bounds.clone()) for own in norms]
+        for answer in answers:
+            if answer.shape != self.layer_bounds.shape:
+                raise UserError(
+                    f"bounding.function answered a tensor of shape {tuple(answer.shape)}; expected one factor per "
+                    f"tensor of the model, {tuple(self.layer_bounds.shape)}"
+                )
+        asked = torch.stack(answers) if answers else norms
         factors = torch.nan_to_num(asked.to(norms), nan=0.0, posinf=0.0, neginf=0.0)
         total = torch.linalg.vector_norm(norms * factors, dim=1, keepdim=True)
         return factors * torch.clamp(self.sensitivity / total, max=1.0) * ROUNDING
@@ -238,10 +247,11 @@ def allocated(total: float, quantiles: Tensor, roots: Tensor) -> Tensor:
         return quantiles * (total / whole)
     ratios, order = torch.sort(quantiles / roots)  # tensors reach their quantile in this order as m grows
     squares, sizes = quantiles[order].square(), roots[order].square()
-    used = squares.cumsum(0) - squares  # by the tensors before
+    used = torch.cat([squares.new_zeros(1), squares.cumsum(0)[:-1]])  # by the tensors before
     levels = ((total**2 - used) / sizes.flip(0).cumsum(0).flip(0)).clamp(min=0).sqrt()
     first = int(torch.nonzero(levels <= ratios)[0])
-    return torch.minimum(quantiles, levels[first] * roots)
+    split = torch.minimum(quantiles, levels[first] * roots)
+    return split * min(1.0, total / float(torch.linalg.vector_norm(split)))
 
 
 def _shares(settings: Bounding, layout: Layout) -> list[float]:

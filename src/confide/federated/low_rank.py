@@ -246,17 +246,20 @@ def _norms(layout: Layout, layers: list[_Layer]) -> Tensor:
     columns: dict[str, Tensor] = {}
     for each in layers:
         eps = torch.finfo(each.gradients.dtype).eps
-        products, gram, rows = inner_products(each.gradients, each.gradients), each.gram, each.gram.shape[1]
+        # In units of the largest entry: squares of tiny float32 numbers would be zero, and the norm too small.
+        size = each.gradients.abs().amax(dim=(1, 2), keepdim=True).clamp(min=torch.finfo(each.gradients.dtype).tiny)
+        unit, scale = each.gradients / size, size[:, 0, 0].double()
+        products, gram, rows = inner_products(unit, unit), each.gram, each.gram.shape[1]
         length = torch.diagonal(products, dim1=1, dim2=2).sqrt()  # (users, rows) of G's rows
         reach = torch.diagonal(gram, dim1=1, dim2=2).sqrt()  # of A's rows
         # What rounding can have taken away from the products: twice the usual bound, as eps is 2^-23.
         off = _CHUNK * eps
         doubt = off * (products.abs() * _outer(reach) + gram.abs() * _outer(length) + off * _outer(reach * length))
         squared = (products * gram + doubt).sum(dim=(1, 2)).clamp(min=0.0)
-        columns[each.layer.weight] = squared.sqrt() + (rows + 4) * eps * (length * reach).sum(dim=1)
+        columns[each.layer.weight] = scale * (squared.sqrt() + (rows + 4) * eps * (length * reach).sum(dim=1))
         if each.layer.bias is not None:
             of_bias = each.gradients.double().sum(dim=1).norm(dim=1)
-            columns[each.layer.bias] = of_bias + (rows + 4) * eps * length.sum(dim=1)
+            columns[each.layer.bias] = of_bias + scale * (rows + 4) * eps * length.sum(dim=1)
     return torch.stack([columns[name] for name in layout.names], dim=1)
 
 

@@ -95,6 +95,7 @@ class Member:
         layout, like = Layout.of(parameters), flatten(parameters)
         self.users, self.identity, self.sum = list(users), identity(recipe, layout, like), torch.empty_like(like)
         rule = bounder(recipe.bounding, layout)
+        self.adapts = recipe.bounding.adaptive is not None  # with central trust only, as the recipe ensures
         self.trust, self.sessions = recipe.privacy.trust, dict[int, Session]()
         private = recipe.privacy.mechanism != "none" and self.trust != "central"
         self.noise = OwnNoise(recipe, rule.sensitivity, state) if private else None
@@ -141,6 +142,8 @@ class Member:
         model = torch.from_numpy(np.array(parcel.arrays["model"]))
         if model.shape != self.sum.shape or model.dtype != self.sum.dtype or not bool(torch.isfinite(model).all()):
             raise Refused(f"the server's model is {model.dtype} {tuple(model.shape)} or not finite")
+        if facts.get("bounds") and not self.adapts:
+            raise Refused("the server sends bounds, but the recipe's bound is fixed")
         self.trainer.weights[facts["user"]] = weight
         bounds = torch.tensor(facts["bounds"], dtype=torch.float64) if facts.get("bounds") else None
         self.sum.zero_()

@@ -109,6 +109,8 @@ class Session:
         return [self._seal(user, a + b) for user, a, b in zip(users, seeds, secrets, strict=True)]
 
     def receive(self, users: list[int], sealed: list[bytes]) -> None:
+        if self.held:  # two updates under one mask would differ by something that nothing hides
+            raise UserError("this client has already sent its masked update of this round")
         for user, box in zip(users, sealed, strict=True):
             content = self._open(user, box)
             self.held[user] = (content[: len(content) // 2], content[len(content) // 2 :])
