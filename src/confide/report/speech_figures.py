@@ -28,10 +28,11 @@ def draw_clipping(path: Path, runs: dict[tuple[float, str], list[dict[str, Any]]
         left, right = axes[0]
         quiet = [run["wer"] for (noise, _), own in runs.items() if noise == 0 for run in own]
         for rule in rules:
-            points = [[run["wer"] for run in runs[noise, rule]] for noise in noises if (noise, rule) in runs]
+            known = [noise for noise in noises if (noise, rule) in runs]
+            points = [[run["wer"] for run in runs[noise, rule]] for noise in known]
             middles, spread = [mean(p) for p in points], [stdev(p) if len(p) > 1 else 0.0 for p in points]
             left.errorbar(
-                noises,
+                known,
                 middles,
                 yerr=spread,
                 color=COLOURS[rule],
