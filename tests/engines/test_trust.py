@@ -142,6 +142,8 @@ def test_a_client_never_gives_both_shares_and_opens_nothing_small() -> None:
         Session(0, "00").deal(*lists, 2)
     sealed = {user: session.deal(*lists, 3) for user, session in sessions.items()}
     sessions[0].receive([0, 1, 2, 3], [sealed[user][0] for user in range(4)])
+    with pytest.raises(UserError, match="already sent"):  # two updates under one mask
+        sessions[0].receive([0, 1, 2, 3], [sealed[user][0] for user in range(4)])
     with pytest.raises(UserError, match="damaged or not meant for"):
         sessions[1].receive([0, 1, 2, 3], [sealed[user][0] for user in range(4)])
     with pytest.raises(UserError, match="not enough"):
