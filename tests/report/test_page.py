@@ -213,6 +213,16 @@ def test_the_best_guess_at_epsilon_zero_is_a_coin_and_its_sentence_rounds_up() -
     assert "protects nobody" in headline.meaning(20.0, 1e-9)
 
 
+def test_distributed_trust_is_not_said_to_hide_the_cohort_from_the_server(tmp_path: Path, no_figures: None) -> None:
+    pages = {}
+    for trust in ("central", "distributed"):
+        wanted = recipe.load("convex/digits", ["run.steps=5", f"privacy.trust={trust}"])
+        folder.train(wanted, tmp_path / trust, quiet=True)
+        pages[trust] = (tmp_path / trust / "report.html").read_text()
+    assert "against them sampling hides nobody" in pages["distributed"]
+    assert "against them sampling hides nobody" not in pages["central"]
+
+
 def test_scores_of_a_run_are_those_of_its_summary(tmp_path: Path, no_figures: None) -> None:
     wanted = recipe.load("convex/digits", ["run={steps: 3}", "evaluation={every: 3}"])
     summary = folder.train(wanted, tmp_path / "run", quiet=True)

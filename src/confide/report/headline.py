@@ -61,6 +61,8 @@ def enough(summary: dict[str, Any]) -> Point | str:
     """Cohort and population that keep epsilon below 10 at the same noise on the average, or why that is not said."""
     if summary["mechanism"] in ("none", "partial") or summary["epsilon"] is None:
         return "Without a guarantee there is nothing to extrapolate, whatever the number of users."
+    if summary["trust"] == "distributed":
+        return "Not extrapolated for distributed trust, whose server knows the cohorts."
     if summary["trust"] != "central":
         return "With local trust every message has its own noise: more users do not lower epsilon."
     if summary["mechanism"] != "gaussian" or summary["sampler"] not in ("poisson", "everyone"):
@@ -144,10 +146,16 @@ def _promise(recipe: Recipe, summary: dict[str, Any]) -> str:
         if not summary["for_release"]
         else ""
     )
+    known = (
+        " That holds against whoever sees the models. <b>The server and the clients of a round know who is in it: "
+        "against them sampling hides nobody, and epsilon is larger.</b>"
+        if summary["trust"] == "distributed"
+        else ""
+    )
     return (
         f"<p class='note{' promise' if summary['epsilon'] <= TARGET else ''}'>The final model is "
         f"<b>({shown(summary['epsilon'])}, {summary['delta']:g})</b>-differentially private for every user "
         f"({html.escape(summary['adjacency'])}), by {html.escape(summary['accountant'].upper())} accounting of "
         f"{summary['releases']} releases with noise multiplier {summary['noise_multiplier']:.4g}; cohorts of "
-        f"{summary['cohort']} of {summary['population']} users ({html.escape(summary['sampler'])}).{seeded}</p>"
+        f"{summary['cohort']} of {summary['population']} users ({html.escape(summary['sampler'])}).{known}{seeded}</p>"
     )
