@@ -78,10 +78,10 @@ def test_a_table_trains_its_seed_once_and_keeps_its_cells(small: Path, monkeypat
     assert "wqkv" in first.rows[1]["snr"]
     assert first.rows[2]["chosen"] in {t[0] for t in tried}
     assert (small / "results" / "synthetic-seeds" / "seed" / "model.safetensors").exists()
-    lines = (out / "cells.jsonl").read_text()
+    lines = (out.parent / "synthetic-cells" / "cells.jsonl").read_text()
     assert len(lines.splitlines()) == 2 * 2 + 2 + 1, "two rates are tried in one run, and the better one is run again"
     again = pfl_asr.reproduce("table1", out, "synthetic", 2, 1, quiet=True)
-    assert (out / "cells.jsonl").read_text() == lines
+    assert (out.parent / "synthetic-cells" / "cells.jsonl").read_text() == lines
     assert again.rows == first.rows
     with (out / "rows.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 3

@@ -193,7 +193,10 @@ def _ratios(names: Sequence[str], layers: dict[str, Any]) -> dict[str, float]:
 
 
 def reproduce(what: str, folder: Path, dataset: str, seeds: int, workers: int, quiet: bool = False) -> Result:
-    """Train the seed models that a table needs, run its cells, and lay them beside the paper's."""
+    """Train the seed models that a table needs, run its cells, and lay them beside the paper's.
+
+    Finished cells of all tables of a dataset are in one file beside the tables, because some tables share runs.
+    """
     if what not in (*TABLES, "figure5"):
         raise UserError(f"cannot reproduce pfl-asr/{what}; expected one of {', '.join(TABLES)}, figure5")
     if dataset not in BASES:
@@ -212,7 +215,9 @@ def reproduce(what: str, folder: Path, dataset: str, seeds: int, workers: int, q
             )
             for cell, tried, seed in wanted
         ]
-        return run_cells(folder, cells, measure, workers, f"pfl-asr/{what} ({dataset})", quiet)
+        return run_cells(
+            folder.parent / f"{dataset}-cells", cells, measure, workers, f"pfl-asr/{what} ({dataset})", quiet
+        )
 
     tries = [(cell, tried, 0) for cell in table for tried in cell.best_of if len(cell.best_of) > 1]
     found: dict[int, list[tuple[float, tuple[str, ...]]]] = {}
@@ -222,6 +227,7 @@ def reproduce(what: str, folder: Path, dataset: str, seeds: int, workers: int, q
     values = run([(cell, tried, seed) for cell, tried in zip(table, best, strict=True) for seed in range(seeds)])
     groups = [values[i * seeds : (i + 1) * seeds] for i in range(len(table))]
     rows = [_row(*row) for row in zip(table, best, groups, strict=True)]
+    folder.mkdir(parents=True, exist_ok=True)
     write_rows(folder, rows)
     if what == "table1":
         names = [(cell.row["noise"], cell.row["clipping"]) for cell in table]
