@@ -80,6 +80,18 @@ def test_training_touches_only_the_gate_and_the_right_expert() -> None:
     assert touched == [int(clusters.cluster[5])]
 
 
+def test_experts_that_begin_as_documents_find_each_document_and_pick_its_cluster_first() -> None:
+    chosen = ExpertsSettings(clusters=4, active=1, scale="unit", start="documents")
+    centres = 20 * torch.eye(4)
+    documents = centres.repeat_interleave(5, dim=0)[:18] + _vectors(18, 4)  # two slots are empty
+    clusters = cluster_documents(chosen, documents, generator(0, "clusters"))
+    parameters = experts.initial_parameters(clusters, 4, generator(1, "experts"), documents)
+    scores, found = experts.retrieve(chosen, clusters, parameters, documents, 3)
+    assert found[:, 0].tolist() == list(range(18))
+    assert bool((scores.exp() <= 1).all())
+    assert {name: tuple(tensor.shape) for name, tensor in parameters.items()} == experts.parameter_shapes(clusters, 4)
+
+
 def test_ten_thousand_documents_need_a_tenth_of_the_flat_heads_work() -> None:
     members = torch.arange(10_000).reshape(100, 100)
     clusters = experts.Clusters(members, torch.arange(10_000) // 100, torch.arange(10_000) % 100)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 from confide.errors import UserError
@@ -81,3 +82,14 @@ def test_the_index_refuses_queries_of_another_width_and_too_large_k() -> None:
         index.search(_hidden(), 1)
     with pytest.raises(UserError, match="expected 1 to 4"):
         index.search(torch.eye(4), 5)
+
+
+def test_a_head_that_begins_as_documents_is_search_by_cosine() -> None:
+    vectors = torch.from_numpy(generator(0, "documents").standard_normal((7, 8), dtype=np.float32))
+    queries = torch.from_numpy(generator(1, "queries").standard_normal((5, 8), dtype=np.float32))
+    settings = HeadSettings(scale="unit", start="documents")
+    parameters = head.initial_parameters(settings, 8, 7, generator(2, "head"), vectors)
+    cosine = torch.nn.functional.cosine_similarity(queries[:, None], vectors[None], dim=2)
+    assert torch.equal(head.forward(settings, parameters, queries).argsort(dim=1), cosine.argsort(dim=1))
+    with pytest.raises(ValidationError, match="pre_classifier"):
+        HeadSettings(pre_classifier=4, start="documents")

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from confide.errors import UserError
-from confide.retrieval.head import scaled
+from confide.retrieval.head import Start, as_rows, random_parameters, scaled
 
 _ITERATIONS = 25
 # Gathered expert weights of one piece of a batch, in numbers: about 64 MB.
@@ -44,6 +44,7 @@ class ExpertsSettings(BaseModel):
     clusters: Annotated[int, Field(ge=1)] | None = Field(None, description="experts; none: about sqrt(documents)")
     active: int = Field(4, ge=1, description="experts that a query visits")
     scale: Literal["none", "unit", "layer"] = Field("none", description="as for the linear head")
+    start: Start = Field("random", description="as for the linear head; the gate's rows are then the clusters' means")
 
 
 @dataclass(frozen=True)
@@ -136,15 +137,16 @@ def parameter_shapes(clusters: Clusters, width: int) -> dict[str, tuple[int, ...
     }
 
 
-def initial_parameters(clusters: Clusters, width: int, draw: np.random.Generator) -> dict[str, Tensor]:
-    """U(+-1/sqrt(width)) for weights, zeros for biases."""
-    parameters = {}
-    for name, shape in parameter_shapes(clusters, width).items():
-        if name.endswith("bias"):
-            parameters[name] = torch.zeros(shape)
-        else:
-            parameters[name] = (torch.from_numpy(draw.random(shape, dtype=np.float32)) * 2 - 1) / math.sqrt(width)
-    return parameters
+def initial_parameters(
+    clusters: Clusters, width: int, draw: np.random.Generator, vectors: Tensor | None = None
+) -> dict[str, Tensor]:
+    """As for the linear head: at random, or from the documents' vectors (documents, width)."""
+    fresh = random_parameters(parameter_shapes(clusters, width), draw)
+    if vectors is not None:
+        rows, real = as_rows(vectors), clusters.members >= 0
+        fresh["experts.weight"] = rows[clusters.members.clamp(min=0)] * real.unsqueeze(2)
+        fresh["gate.weight"] = as_rows(fresh["experts.weight"].sum(dim=1))
+    return fresh
 
 
 def loss(

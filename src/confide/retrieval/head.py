@@ -17,11 +17,15 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 from torch.nn import functional
 
 from confide.errors import UserError
+
+Start = Literal["random", "documents"]
+_SHARPNESS = 10.0
+"""Length of a row that begins as a document: a logit is ten times the cosine when states have length 1."""
 
 
 class HeadSettings(BaseModel):
@@ -35,6 +39,15 @@ class HeadSettings(BaseModel):
     scale: Literal["none", "unit", "layer"] = Field(
         "none", description="hidden states as they are, of length 1, or each with mean 0 and deviation 1"
     )
+    start: Start = Field("random", description="rows at random, or the documents' own vectors: retrieval by search")
+
+    @model_validator(mode="after")
+    def _check_start(self) -> HeadSettings:
+        if self.start == "documents" and self.pre_classifier is not None:
+            raise ValueError(
+                "start: documents cannot go through a pre_classifier, whose width is another; leave one out"
+            )
+        return self
 
 
 def parameter_shapes(settings: HeadSettings, width: int, documents: int) -> dict[str, tuple[int, ...]]:
@@ -48,17 +61,27 @@ def parameter_shapes(settings: HeadSettings, width: int, documents: int) -> dict
 
 
 def initial_parameters(
-    settings: HeadSettings, width: int, documents: int, draw: np.random.Generator
+    settings: HeadSettings, width: int, documents: int, draw: np.random.Generator, vectors: Tensor | None = None
 ) -> dict[str, Tensor]:
+    """U(+-1/sqrt(fan_in)) for weights, or the documents' vectors (documents, width); zeros for biases."""
+    if vectors is not None:
+        return {"head.weight": as_rows(vectors), "head.bias": torch.zeros(documents)}
+    return random_parameters(parameter_shapes(settings, width, documents), draw)
+
+
+def random_parameters(shapes: Mapping[str, tuple[int, ...]], draw: np.random.Generator) -> dict[str, Tensor]:
     """U(+-1/sqrt(fan_in)) for weights, zeros for biases."""
-    parameters = {}
-    for name, shape in parameter_shapes(settings, width, documents).items():
-        if name.endswith("bias"):
-            parameters[name] = torch.zeros(shape)
-        else:
-            values = torch.from_numpy(draw.random(shape, dtype=np.float32))
-            parameters[name] = (values * 2 - 1) / math.sqrt(shape[1])
-    return parameters
+    return {
+        name: torch.zeros(shape)
+        if name.endswith("bias")
+        else (torch.from_numpy(draw.random(shape, dtype=np.float32)) * 2 - 1) / math.sqrt(shape[-1])
+        for name, shape in shapes.items()
+    }
+
+
+def as_rows(vectors: Tensor) -> Tensor:
+    """Rows of a classifier that begins as search: all of one length, so that the best score is the nearest vector's."""
+    return _SHARPNESS * functional.normalize(vectors, dim=-1)
 
 
 def forward(

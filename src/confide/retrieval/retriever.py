@@ -56,7 +56,8 @@ class Retriever:
         """Which documents each expert has; none without experts."""
         if self.settings.experts is None or not self.settings.has_head:
             return None
-        return experts.cluster_documents(self.settings.experts, self.fixed_documents, generator(self.seed, "clusters"))
+        points = head.scaled(self.settings.experts.scale, self.fixed_documents)
+        return experts.cluster_documents(self.settings.experts, points, generator(self.seed, "clusters"))
 
     @cached_property
     def fixed_documents(self) -> Tensor:
@@ -80,11 +81,18 @@ class Retriever:
     def initial_parameters(self) -> dict[str, Tensor]:
         draw = generator(self.seed, "model")
         fresh = {ADAPTER: self.encoder.adapter()} if self.settings.trains_adapter else {}
-        if self.clusters is not None:
-            return fresh | experts.initial_parameters(self.clusters, self.encoder.width, draw)
+        width = self.encoder.width
+        if self.clusters is not None and self.settings.experts is not None:
+            return fresh | experts.initial_parameters(
+                self.clusters, width, draw, self._rows(self.settings.experts.start)
+            )
         if self.settings.has_head:
-            fresh |= head.initial_parameters(self.settings.head, self.encoder.width, len(self.documents), draw)
+            rows = self._rows(self.settings.head.start)
+            fresh |= head.initial_parameters(self.settings.head, width, len(self.documents), draw, rows)
         return fresh
+
+    def _rows(self, start: head.Start) -> Tensor | None:
+        return self.fixed_documents if start == "documents" else None
 
     @torch.no_grad()
     def vectors(self, parameters: Mapping[str, Tensor], texts: Sequence[str], keep: bool = True) -> Tensor:
