@@ -20,9 +20,9 @@ import torch
 from confide import recipe
 from confide.federated.bounding import bounder
 from confide.federated.local import PlainUpdate
+from confide.places import data_folder
 from confide.privacy.ledger import Ledger
 from confide.run import make_loop
-from confide.speech.corpora.settings import data_folder
 
 SYNTHETIC = {"kind": "synthetic", "population": "federated", "speakers": 2, "utterances": 12, "digits": [6, 6]}
 

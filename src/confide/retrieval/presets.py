@@ -24,8 +24,8 @@ from typing import Any, Literal
 
 from confide.errors import UserError
 from confide.files import write_atomically
+from confide.places import make_folder
 from confide.retrieval.weights import convert_gguf, encoders_folder, file_digest
-from confide.speech.cache import make_folder
 
 ORIGIN = "origin.json"
 

@@ -18,9 +18,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from confide.errors import UserError
+from confide.places import DATA_ENV, data_folder
 from confide.retrieval.data import Document, RetrievalCorpus, Row, SplitSettings, assemble
 from confide.retrieval.lines import text_lines
-from confide.speech.corpora.settings import DATA_ENV, data_folder
 
 _SMS_SOURCE = "https://archive.ics.uci.edu/dataset/228/sms+spam+collection"
 _AG_SOURCE = "the character-level ConvNet paper's collection (train.csv, test.csv, classes.txt)"

@@ -37,6 +37,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from confide.errors import UserError
+from confide.places import make_folder
 from confide.retrieval.encoder import Batch, Encoder, EncoderSettings, join_windows
 from confide.retrieval.weights import encoders_folder, file_digest
 from confide.retrieval.wire import (
@@ -51,7 +52,6 @@ from confide.retrieval.wire import (
     pack,
     unpack,
 )
-from confide.speech.cache import make_folder
 
 PATIENCE = 60.0  # seconds that a lost server is waited for
 _OPENING = 5.0  # the same at the start, when a mistyped address is likelier

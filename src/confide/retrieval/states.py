@@ -28,9 +28,9 @@ from torch import Tensor
 
 from confide.errors import UserError
 from confide.files import write_atomically
+from confide.places import cache_folder, make_folder
 from confide.progress import Reporter
 from confide.retrieval.encoder import Encoder
-from confide.speech.cache import cache_folder, make_folder
 
 _DIGEST = 16  # bytes
 # Enough tokens to a batch to keep a processor busy, few enough to stay in its cache; padding counts.

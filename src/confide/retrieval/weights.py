@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from confide.errors import UserError
-from confide.speech.cache import cache_folder, make_folder
+from confide.places import cache_folder, make_folder
 
 _GGUF_MAGIC = b"GGUF"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")

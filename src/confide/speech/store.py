@@ -32,8 +32,8 @@ from safetensors.numpy import load, save
 
 from confide.errors import UserError
 from confide.files import write_atomically
+from confide.places import cache_folder, make_folder
 from confide.progress import Reporter
-from confide.speech.cache import cache_folder, make_folder
 from confide.speech.corpus import Corpus, Skipped, Undecodable, Utterance, read_audio
 from confide.speech.features import FeatureSettings, log_mel
 from confide.speech.tokens import Tokens

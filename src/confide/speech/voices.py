@@ -30,9 +30,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from confide.errors import UserError
+from confide.places import cache_folder, make_folder
 from confide.progress import Reporter
 from confide.randomness import generator
-from confide.speech.cache import cache_folder, make_folder
 from confide.speech.corpus import Corpus, Language, Utterance
 from confide.speech.espeak import RECORD, SAMPLE_RATE, Job, Voice
 from confide.speech.grammar import Sentences, choose, sentence

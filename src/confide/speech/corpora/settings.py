@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Literal
 
@@ -10,9 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from confide.errors import UserError
-
-DATA_ENV = "CONFIDE_DATA"
-_USUAL = Path("../shared/data")
+from confide.places import DATA_ENV, data_folder
 
 
 class SpeakerSettings(BaseModel):
@@ -40,12 +37,6 @@ class SpeakerSettings(BaseModel):
                 "share", "Input should be other than 50, whose complement would be itself; use 49 and 51"
             )
         return share
-
-
-def data_folder() -> Path:
-    """Where corpora lie that are asked for by name: CONFIDE_DATA, else ../shared/data."""
-    own = os.environ.get(DATA_ENV)
-    return Path(own).expanduser() if own else _USUAL
 
 
 def place(given: Path | None, name: str, title: str, source: str) -> Path:

@@ -1,4 +1,4 @@
-"""Where computed things are kept between runs."""
+"""Where computed things are kept between runs, and where data is looked for that is asked for by name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from pathlib import Path
 
 from confide.errors import UserError
 
+DATA_ENV = "CONFIDE_DATA"
+_USUAL = Path("../shared/data")
 _VARIABLE = "CONFIDE_CACHE"
+
+
+def data_folder() -> Path:
+    """CONFIDE_DATA, else ../shared/data."""
+    own = os.environ.get(DATA_ENV)
+    return Path(own).expanduser() if own else _USUAL
 
 
 def cache_folder() -> Path:
