@@ -9,7 +9,7 @@ from confide.errors import UserError
 
 DATA_ENV = "CONFIDE_DATA"
 _USUAL = Path("../shared/data")
-_VARIABLE = "CONFIDE_CACHE"
+CACHE_ENV = "CONFIDE_CACHE"
 
 
 def data_folder() -> Path:
@@ -20,7 +20,7 @@ def data_folder() -> Path:
 
 def cache_folder() -> Path:
     """CONFIDE_CACHE, else XDG_CACHE_HOME/confide, else ~/.cache/confide."""
-    if own := os.environ.get(_VARIABLE):
+    if own := os.environ.get(CACHE_ENV):
         return Path(own).expanduser()
     if shared := os.environ.get("XDG_CACHE_HOME"):
         return Path(shared) / "confide"
@@ -34,10 +34,10 @@ def make_folder(folder: Path) -> None:
     except OSError as error:
         raise UserError(
             f"cannot make the cache folder {folder} ({error.strerror}); expected a folder that can be written to: "
-            f"name another one in the recipe or in the environment variable {_VARIABLE}"
+            f"name another one in the recipe or in the environment variable {CACHE_ENV}"
         ) from error
     if not os.access(folder, os.W_OK):
         raise UserError(
             f"the cache folder {folder} cannot be written to; expected one that can: change its permissions, or name "
-            f"another one in the recipe or in the environment variable {_VARIABLE}"
+            f"another one in the recipe or in the environment variable {CACHE_ENV}"
         )

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,8 @@ from torch import Tensor
 from confide.engines.engine import InProcess
 from confide.federated.bounding import Bounding, bounder
 from confide.federated.cohort import PartTrainer
-from confide.federated.local import LocalTraining, Updates
+from confide.federated.custom import BasicTask
+from confide.federated.local import LocalTraining
 from confide.federated.parameters import Layout, flatten
 
 SIZE, USERS = 250_000, 400  # a list of all updates would take 400 MB
@@ -26,7 +26,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-class Watched:
+class Watched(BasicTask):
     """Every user pulls the model its own way; each time, the memory in use is looked at."""
 
     name, metric = "watched", "none"
@@ -42,20 +42,11 @@ class Watched:
         self.seen.append(resident())
         return (torch.tensor(float(user + 1)),)
 
-    def seconds(self, user: int) -> None:
-        return None
-
     def loss(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
         return batch[0] * parameters["w"].sum()
 
     def evaluate(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
         return {}
-
-    def users_at_once(self, local: LocalTraining) -> int:
-        return 0
-
-    def fast_updates(self, *_: Any) -> Updates | None:
-        return None
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

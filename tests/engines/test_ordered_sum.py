@@ -9,7 +9,6 @@ import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +22,8 @@ from confide.engines.engine import InProcess
 from confide.engines.ranks import place
 from confide.federated.bounding import Bounding, bounder
 from confide.federated.cohort import PartTrainer, Tally
-from confide.federated.local import LocalTraining, Updates
+from confide.federated.custom import BasicTask
+from confide.federated.local import LocalTraining
 from confide.federated.parameters import Layout, flatten
 from confide.recipe import Recipe
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="fo
 USERS = 200
 
 
-class Pulls:
+class Pulls(BasicTask):
     """Every user pulls a model of this size its own way; each time, the memory in use is looked at."""
 
     name, metric = "pulls", "none"
@@ -47,20 +47,11 @@ class Pulls:
         self.seen.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
         return (torch.from_numpy(np.random.default_rng(user).normal(size=self.size).astype(np.float32)),)
 
-    def seconds(self, user: int) -> None:
-        return None
-
     def loss(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
         return (batch[0] * parameters["w"]).sum()
 
     def evaluate(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
         return {}
-
-    def users_at_once(self, local: LocalTraining) -> int:
-        return 0
-
-    def fast_updates(self, *_: Any) -> Updates | None:
-        return None
 
 
 def trainer_of(task: Pulls) -> PartTrainer:

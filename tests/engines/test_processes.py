@@ -24,7 +24,8 @@ from confide.engines.engine import InProcess
 from confide.engines.processes import Processes
 from confide.federated.bounding import Bounding, bounder
 from confide.federated.cohort import PartTrainer
-from confide.federated.local import LocalTraining, Updates
+from confide.federated.custom import BasicTask
+from confide.federated.local import LocalTraining
 from confide.federated.parameters import Layout, flatten
 from confide.recipe import Recipe
 
@@ -32,7 +33,7 @@ LOCAL = LocalTraining(steps=1, learning_rate=1.0)
 SIZES = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8])
 
 
-class Skewed:
+class Skewed(BasicTask):
     """Users of different sizes, whose updates differ enough that the order of addition shows in the last bits."""
 
     name, metric = "skewed", "none"
@@ -49,20 +50,11 @@ class Skewed:
         time.sleep(self.pace * int(self.examples[user]))
         return (torch.from_numpy(np.random.default_rng(user).normal(size=101).astype(np.float32)) * 10.0**user,)
 
-    def seconds(self, user: int) -> None:
-        return None
-
     def loss(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
         return (batch[0] * parameters["w"]).sum()
 
     def evaluate(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
         return {}
-
-    def users_at_once(self, local: LocalTraining) -> int:
-        return 0
-
-    def fast_updates(self, *_: Any) -> Updates | None:
-        return None
 
 
 def trainer_of(task: Skewed) -> PartTrainer:

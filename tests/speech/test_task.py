@@ -20,7 +20,8 @@ from torch import Tensor
 from confide import folder
 from confide.errors import Stopped, UserError
 from confide.federated import items
-from confide.federated.local import LocalTraining, PlainTrainer, Updates
+from confide.federated.custom import BasicTask
+from confide.federated.local import LocalTraining, PlainTrainer
 from confide.federated.parameters import Layout, flatten
 from confide.randomness import generator
 from confide.recipe import Recipe, parse
@@ -76,7 +77,7 @@ def finished(place: Path, no_figures_here: None) -> Path:
 # Batches
 
 
-class Clock:
+class Clock(BasicTask):
     """A task of which nothing is known but how long its examples last; it writes down every batch."""
 
     name, metric = "clock", "none"
@@ -103,12 +104,6 @@ class Clock:
 
     def evaluate(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
         return {}
-
-    def users_at_once(self, local: LocalTraining) -> int:
-        return 0
-
-    def fast_updates(self, *_: Any) -> Updates | None:
-        return None
 
 
 def packed(lengths: list[float], **local: Any) -> list[np.ndarray]:

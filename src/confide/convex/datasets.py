@@ -32,6 +32,7 @@ from torch import Tensor
 from confide.convex import efficientnet
 from confide.errors import UserError
 from confide.files import write_atomically
+from confide.places import CACHE_ENV, cache_folder, make_folder
 
 Name = Literal["digits", "fashion-mnist", "cifar10"]
 Say = Callable[[str], None]
@@ -74,8 +75,6 @@ _FEATURE_SCHEME = "efficientnet-lite0, bicubic, raw, 1"
 # Small batches stay in the processor's cache: 8 images at a time ran fastest on two cores.
 _IMAGES_AT_ONCE = 8
 _IMAGES_PER_MESSAGE = 2_000
-
-_CACHE_ENV = "CONFIDE_CACHE"
 
 
 @dataclass(frozen=True)
@@ -314,7 +313,7 @@ def _cached_features(part: _CifarFile, weights: Path, say: Say) -> Tensor:
     features = _read_cache(path, len(part.images), say)
     if features is None:
         # A folder that cannot be written to is reported before the minutes of computing, not after.
-        _make_folder(path.parent)
+        make_folder(path.parent)
         features = _extract(part, weights, say)
         _write_cache(path, features)
     return features
@@ -340,15 +339,6 @@ def _extract(part: _CifarFile, weights: Path, say: Say) -> Tensor:
     return features
 
 
-def cache_folder() -> Path:
-    """Where computed features are kept: CONFIDE_CACHE, else XDG_CACHE_HOME/confide, else ~/.cache/confide."""
-    if own := os.environ.get(_CACHE_ENV):
-        return Path(own).expanduser()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared) / "confide"
-    return Path.home() / ".cache" / "confide"
-
-
 def _checksum(features: Tensor) -> str:
     return hashlib.sha256(features.numpy().tobytes()).hexdigest()
 
@@ -371,21 +361,6 @@ def _read_cache(path: Path, images: int, say: Say) -> Tensor | None:
     return features
 
 
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"cannot make the cache folder {folder} ({error.strerror}); expected a folder that can be written "
-            f"to: set the environment variable {_CACHE_ENV} to another one"
-        ) from error
-    if not os.access(folder, os.W_OK):
-        raise UserError(
-            f"the cache folder {folder} cannot be written to; expected one that can: change its permissions or "
-            f"set the environment variable {_CACHE_ENV} to another one"
-        )
-
-
 def _write_cache(path: Path, features: Tensor) -> None:
     content = save({"features": features}, metadata={"sha256": _checksum(features)})
     try:
@@ -393,5 +368,5 @@ def _write_cache(path: Path, features: Tensor) -> None:
     except OSError as error:
         raise UserError(
             f"cannot write the features of CIFAR-10 to {path} ({error.strerror}); expected a writable folder "
-            f"with {len(content) / 1e6:.0f} MB free: set the environment variable {_CACHE_ENV} to another one"
+            f"with {len(content) / 1e6:.0f} MB free: set the environment variable {CACHE_ENV} to another one"
         ) from error
