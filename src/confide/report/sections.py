@@ -150,8 +150,8 @@ def times(records: list[Record], parts: list[Record]) -> list[str]:
         ]
         for i in slow
     ]
-    out += ["<h3 style='margin-top:1.2rem'>The slowest steps</h3>", table(["step", "seconds", "users"], rows)]
-    return [*out, f"<div class=charts style='margin-top:1rem'>{curve.svg()}</div>"]
+    slowest = f"<div><h3>The slowest steps</h3>{table(['step', 'seconds', 'users'], rows)}</div>"
+    return [*out, f"<div class=charts style='margin-top:1rem'>{curve.svg()}{slowest}</div>"]
 
 
 def again(folder: Path, recipe: Recipe, summary: Record | None) -> list[str]:
