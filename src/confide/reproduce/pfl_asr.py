@@ -42,7 +42,8 @@ FRESH = "none"
 SEED = "seed"
 WEAK = "seed-20%"
 TUNED = {  # central learning rates, of which the best is reported as the paper does
-    "lamb": (0.02, 0.04, 0.08), "adam": (0.002, 0.004, 0.008), "lars": (3.0, 10.0, 30.0), "sgd": (30.0, 100.0, 300.0),
+    "lamb": (0.01, 0.02, 0.04, 0.08), "adam": (0.002, 0.004, 0.008, 0.016), "lars": (3.0, 10.0, 30.0, 60.0),
+    "sgd": (30.0, 100.0, 300.0, 1000.0),
 }  # fmt: skip
 SIZES = {
     "narrow": "{preset: tiny, width: 64, mlp: 256, cape_shift: 0.5}",
