@@ -159,6 +159,7 @@ def ledger(run: Folder, as_json: Json = False) -> None:
     """Recompute the privacy spent from a run's ledger alone, and check every line of it."""
     from confide import folder
     from confide.privacy.accountant import shown
+    from confide.privacy.server_view import against_server
 
     found = folder.check_ledger(run)
     if as_json:
@@ -172,6 +173,8 @@ def ledger(run: Folder, as_json: Json = False) -> None:
         f"epsilon {shown(found['epsilon'])} at delta {found['delta']:g} ({found['accountant'].upper()}, "
         f"{found['adjacency']})"
     )
+    if "epsilon_server" in found:
+        print(f"that is against whoever sees the models alone; {against_server(found)}")
     if not found["for_release"]:
         print("the noise was seeded: repeatable, for research; not for a release to others")
 
@@ -346,6 +349,7 @@ def _show_summary(summary: dict[str, Any], out: Path, as_json: bool) -> None:
     from rich.table import Table
 
     from confide.privacy.accountant import shown
+    from confide.privacy.server_view import against_server
 
     table = Table(show_header=False, title=f"{summary['task']}, seed {summary['seed']}")
     for name, value in summary["metrics"].items():
@@ -356,6 +360,8 @@ def _show_summary(summary: dict[str, Any], out: Path, as_json: bool) -> None:
         table.add_row("privacy", summary.get("guarantee", "none: no guarantee"))
     else:
         table.add_row("epsilon", f"{shown(summary['epsilon'])} at delta {summary['delta']:g}")
+        if "epsilon_server" in summary:
+            table.add_row("against the server", against_server(summary))
         table.add_row("accounted by", f"{summary['accountant'].upper()}, {summary['sampler']}, {summary['adjacency']}")
         table.add_row("noise", f"multiplier {_number(summary['noise_multiplier'])}, {summary['noise_source']}")
     for reason, count in summary.get("skipped", {}).items():

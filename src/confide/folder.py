@@ -38,6 +38,7 @@ from confide.files import write_atomically
 from confide.privacy import accountant, ledger
 from confide.privacy.ledger import Ledger
 from confide.privacy.plan import Plan
+from confide.privacy.server_view import against_server, server_view
 from confide.progress import Reporter, stop_on_signal
 from confide.recipe import Recipe
 from confide.run import Loop, Record, make_loop, mean_of_recent, surroundings
@@ -146,7 +147,7 @@ def check_ledger(folder: Path) -> dict[str, Any]:
     delta, kind = book.header.get("delta"), book.header.get("accountant", "pld")
     events = book.charged()
     spent = accountant.epsilon(events, delta, kind) if delta is not None else math.inf
-    return {
+    found: dict[str, Any] = {
         "epsilon": finite(spent if events else 0.0),
         "delta": delta,
         "accountant": kind,
@@ -157,19 +158,21 @@ def check_ledger(folder: Path) -> dict[str, Any]:
         "steps": len(book.latest),
         "last_hash": book.head,
     }
+    if book.header.get("trust") == "distributed" and delta is not None:
+        seen = server_view(book.entries, delta, kind)
+        found |= {"epsilon_server": finite(seen.epsilon), "releases_of_a_user": seen.releases}
+    return found
 
 
-def guarantee(recipe: Recipe, epsilon: float | None) -> str:
+def guarantee(recipe: Recipe, spent: dict[str, Any]) -> str:
     """What a run promises, in a line; where it promises nothing, why."""
     if isinstance(recipe.bounding.adaptive, CarAdaptive):
         return NO_GUARANTEE
-    if epsilon is None:
+    if spent["epsilon"] is None:
         return "none: no guarantee"
-    stated = f"epsilon {accountant.shown(epsilon)} at delta {recipe.privacy.delta:g}"
-    if recipe.privacy.trust == "distributed":
-        return (
-            f"{stated} against whoever sees the models; server and clients of a round know who is in it: more for them"
-        )
+    stated = f"epsilon {accountant.shown(spent['epsilon'])} at delta {recipe.privacy.delta:g}"
+    if "epsilon_server" in spent:
+        return f"{stated} against whoever sees the models alone; {against_server(spent)}"
     return stated
 
 
@@ -357,7 +360,7 @@ def _finish(folder: Path, loop: Loop, state: State) -> dict[str, Any]:
         "for_release": spent["for_release"],
         "releases": spent["releases"],
         "mechanism": "car adaptive" if follows else loop.recipe.privacy.mechanism,
-        "guarantee": guarantee(loop.recipe, spent["epsilon"]),
+        "guarantee": guarantee(loop.recipe, spent),
         "trust": "local" if follows else loop.recipe.privacy.trust,
         "sampler": loop.plan.sampler,
         "noise_multiplier": loop.plan.event.noise_multiplier,
@@ -372,6 +375,7 @@ def _finish(folder: Path, loop: Loop, state: State) -> dict[str, Any]:
         "ledger_head": spent["last_hash"],
         "environment": surroundings(),
     }
+    summary |= {name: spent[name] for name in ("epsilon_server", "releases_of_a_user") if name in spent}
     write_report(folder, loop.recipe, summary)
     write_atomically(folder / SUMMARY, (json.dumps(summary, indent=2, allow_nan=False) + "\n").encode())
     return summary

@@ -358,6 +358,7 @@ def ledger_header(recipe: Recipe, plan: Plan, task: Task) -> dict[str, Any]:
         "adjacency": plan.event.adjacency,
         "noise_source": recipe.privacy.source,
         "for_release": not plan.source.repeatable,
+        "trust": recipe.privacy.trust,
     }
 
 

@@ -10,12 +10,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from opacus.accountants import RDPAccountant
+from scipy import stats  # type: ignore[import-untyped]
 from scipy.optimize import brentq  # type: ignore[import-untyped]
 from scipy.special import log_ndtr  # type: ignore[import-untyped]
 
 from confide.errors import UserError
 from confide.privacy.accountant import Accountant, check_supported, epsilon, noise_multiplier, shown
 from confide.privacy.events import Event, Sampler
+from confide.privacy.ledger import Entry
+from confide.privacy.server_view import most_draws, server_view
 
 # A property holds on a busy machine as well.
 CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -404,3 +407,35 @@ def test_what_is_no_event_is_refused(document: object) -> None:
 def test_noise_for_an_unbounded_sum_is_no_guarantee(accountant: Accountant) -> None:
     """z is measured in a bound that is not there; `Plan.release` adds none to such a release."""
     assert epsilon([Event("poisson", 0.1, 10, 100, 1.5, None)], 1e-5, accountant) == math.inf
+
+
+# Against a server that knows who is in a round
+
+
+@pytest.mark.parametrize(("steps", "rate", "population"), [(100, 57 / 287, 287), (2000, 1e-3, 10**6), (20, 0.5, 4)])
+def test_hardly_ever_is_a_user_drawn_more_often(steps: int, rate: float, population: int) -> None:
+    most = most_draws(steps, rate, population)
+    assert population * stats.binom.sf(most, steps, rate) <= 1e-6
+    assert most == steps or population * stats.binom.sf(most - 1, steps, rate) > 1e-6
+    assert most_draws(steps, 1.0, population) == steps
+
+
+@pytest.mark.parametrize(("sampler", "half"), [("poisson", 1.0), ("fixed", 2.0), ("everyone", 1.0)])
+def test_the_server_is_held_off_by_as_many_gaussians_as_a_user_sent(sampler: Sampler, half: float) -> None:
+    """The exact epsilon of m Gaussians; a round that was made again counts once more for everyone."""
+    rate = 1.0 if sampler == "everyone" else 0.2
+    event = Event(sampler, rate, 200 * rate, 200, 3.0, 1.0)
+    entries = [Entry(step, 0, "", event) for step in range(100)]
+    most = most_draws(100, rate, 200)
+    for retries in (0, 2):
+        seen = server_view(entries + entries[:1] * retries, 1e-5, "rdp" if sampler == "fixed" else "pld")
+        assert seen.releases == most + retries
+        exact = dp_accounting.get_epsilon_gaussian(3.0 / half / math.sqrt(most + retries), 1e-5)
+        assert seen.epsilon == pytest.approx(exact, rel=0.12 if sampler == "fixed" else 2e-3)
+        assert seen.epsilon >= exact * (1 - 1e-9)
+
+
+def test_the_server_is_not_held_off_without_noise_and_learns_nothing_from_nothing() -> None:
+    bare = Event("poisson", 0.2, 40, 200, 0.0, 1.0)
+    assert server_view([Entry(0, 0, "", bare)], 1e-5, "pld").epsilon == math.inf
+    assert server_view([], 1e-5, "pld").epsilon == 0.0

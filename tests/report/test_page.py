@@ -18,6 +18,7 @@ from confide import folder, recipe
 from confide.federated import items
 from confide.federated.items import Items
 from confide.privacy import planner
+from confide.privacy.accountant import shown
 from confide.report import headline
 from confide.report.page import write_report
 from confide.speech.model import ModelSettings, parameter_shapes
@@ -219,8 +220,10 @@ def test_distributed_trust_is_not_said_to_hide_the_cohort_from_the_server(tmp_pa
         wanted = recipe.load("convex/digits", ["run.steps=5", f"privacy.trust={trust}"])
         folder.train(wanted, tmp_path / trust, quiet=True)
         pages[trust] = (tmp_path / trust / "report.html").read_text()
-    assert "against them sampling hides nobody" in pages["distributed"]
-    assert "against them sampling hides nobody" not in pages["central"]
+    spent = folder.check_ledger(tmp_path / "distributed")
+    assert f"epsilon {shown(spent['epsilon_server'])} against the server" in pages["distributed"]
+    assert spent["epsilon_server"] > 2 * spent["epsilon"]
+    assert "against the server" not in pages["central"]
 
 
 def test_scores_of_a_run_are_those_of_its_summary(tmp_path: Path, no_figures: None) -> None:

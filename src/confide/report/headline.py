@@ -16,6 +16,7 @@ from confide.federated.car_adaptive import NO_GUARANTEE, CarAdaptive
 from confide.federated.items import Items
 from confide.privacy.accountant import shown
 from confide.privacy.planner import Point, grown
+from confide.privacy.server_view import against_server
 from confide.recipe import Recipe
 from confide.report.intervals import interval
 from confide.report.shell import card
@@ -147,9 +148,8 @@ def _promise(recipe: Recipe, summary: dict[str, Any]) -> str:
         else ""
     )
     known = (
-        " That holds against whoever sees the models. <b>The server and the clients of a round know who is in it: "
-        "against them sampling hides nobody, and epsilon is larger.</b>"
-        if summary["trust"] == "distributed"
+        f" That holds against whoever sees the models alone. <b>It is {html.escape(against_server(summary))}.</b>"
+        if "epsilon_server" in summary
         else ""
     )
     return (
