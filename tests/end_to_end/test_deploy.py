@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 pytest.importorskip("flwr", reason="deployment needs Flower: pip install 'confide[deploy]'")
 
+from confide import folder
 from confide.engines.flower import keys
+from confide.engines.flower.loopback import Loopback
 from confide.errors import UserError
+from confide.privacy.ledger import FILE, Ledger
+from confide.recipe import load
+from confide.run import simulate
 
 RECIPE = """\
 task: {kind: convex/quadratics, users: 3, dimension: 6, rank: 3}
@@ -29,103 +33,91 @@ privacy: {mechanism: gaussian, noise_multiplier: 1, delta: 1.0e-5}
 central: {kind: adam, learning_rate: 0.1}
 run: {steps: 20}
 """
-Confide = Callable[..., "subprocess.Popen[str]"]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def written(place: Path, text: str = RECIPE) -> str:
+    path = place / "recipe.yaml"
+    path.write_text(text)
+    return str(path)
 
 
-@pytest.fixture
-def confide(tmp_path: Path) -> Iterator[Confide]:
-    """`confide ...` as a process whose output goes to a file; none outlives the test."""
-    begun: list[subprocess.Popen[str]] = []
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CONFIDE_DRAW": "0"}
-
-    def start(*words: object, log: str) -> subprocess.Popen[str]:
-        with (tmp_path / log).open("a") as file:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "confide", *map(str, words)], cwd=tmp_path, env=environment, text=True,
-                stdout=file, stderr=file,
-            )  # fmt: skip
-        begun.append(process)
-        return process
-
-    yield start
-    for process in begun:
-        process.kill()
-        process.wait()
-
-
-@contextmanager
-def within(seconds: float, what: str, log: Path) -> Iterator[Callable[[], None]]:
-    ends = time.monotonic() + seconds
-
-    def check() -> None:
-        if time.monotonic() > ends:
-            pytest.fail(f"{what} took more than {seconds} s:\n{log.read_text() if log.exists() else ''}")
-        time.sleep(0.05)
-
-    yield check
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def steps_of(run: Path) -> int:
-    path = run / "metrics.jsonl"
-    return len(path.read_text().splitlines()) if path.exists() else 0
-
-
-def test_a_federation_with_a_killed_client_and_a_killed_server(tmp_path: Path, confide: Confide) -> None:
-    (tmp_path / "recipe.yaml").write_text(RECIPE)
-    keys.make(tmp_path / "keys", 3, ["127.0.0.1"])
-    port, run = free_port(), tmp_path / "run"
-    serve = ("deploy", "server", "recipe.yaml", "--out", "run", "--keys", "keys", "--listen", f"127.0.0.1:{port}",
-             "--deadline", 10, "--minimum", 0.3)  # fmt: skip
-
-    def client(number: int) -> subprocess.Popen[str]:
-        words = ("--server", f"127.0.0.1:{port}", "--ca", "keys/ca.pem", "--key", f"keys/client-{number}")
-        return confide("deploy", "client", *words, "--user", number, log=f"client-{number}.log")
-
-    clients = [client(number) for number in range(2)]
-    server = confide(*serve, "--wait-for", 3, log="server.log")
-    with within(400, "the start", tmp_path / "server.log") as check:
-        while not listens(port) and server.poll() is None:
-            check()
-    # A stranger with a key of its own making, and the right certificate authority.
+def test_a_federation_with_a_killed_client_and_a_killed_server(tmp_path: Path) -> None:
+    recipe, terms = written(tmp_path), ("--deadline", 10, "--minimum", 0.3)
     keys.make(tmp_path / "strange", 1, ["127.0.0.1"])
-    stranger = confide(
-        "deploy", "client", "--server", f"127.0.0.1:{port}", "--ca", "keys/ca.pem", "--key", "strange/client-0",
-        "--patience", 3, log="stranger.log",
-    )  # fmt: skip
-    assert stranger.wait(300) == 2
-    assert "does not let this client in" in (tmp_path / "stranger.log").read_text()
-    clients.append(client(2))
-    with within(400, "two steps", tmp_path / "server.log") as check:
-        while steps_of(run) < 2 and server.poll() is None:
-            check()
-    clients[2].kill()  # dies without a word, and comes back
-    server.kill()
-    server.wait()
-    assert not (run / "summary.json").exists()
-    clients[2] = client(2)
-    server = confide(*serve, log="server.log")
-    with within(400, "the rest", tmp_path / "server.log") as check:
-        while server.poll() is None:
-            check()
-    log = (tmp_path / "server.log").read_text()
-    assert server.returncode == 0, log
-    summary = json.loads((run / "summary.json").read_text())
-    assert summary["steps"] == 20
-    assert summary["releases"] >= 20  # a step that was killed after its line is charged again
-    for process in clients:
-        process.send_signal(signal.SIGINT)
-    assert [process.wait(300) for process in clients] == [0, 0, 0]
+    with Loopback(tmp_path, 3) as here:
+        clients = [here.client(number, [number]) for number in range(2)]
+        here.serve(recipe, "--wait-for", 3, *terms)
+        here.wait(here.listens)
+        # A stranger with a key of its own making, and the right certificate authority.
+        stranger = here.confide(
+            "deploy", "client", "--server", f"127.0.0.1:{here.port}", "--ca", "keys/ca.pem", "--key",
+            "strange/client-0", "--patience", 3, log="stranger",
+        )  # fmt: skip
+        stranger.join(300)
+        assert stranger.exitcode == 2
+        assert "does not let this client in" in here.log("stranger").read_text()
+        clients.append(here.client(2, [2]))
+        here.wait(lambda: here.steps() >= 2)
+        clients[2].kill()  # dies without a word, and comes back
+        assert here.server is not None
+        here.server.kill()
+        here.server.join()
+        assert not (here.run / "summary.json").exists()
+        clients[2] = here.client(2, [2])
+        here.serve(recipe, *terms)
+        here.finish()
+        summary = json.loads((here.run / "summary.json").read_text())
+        assert summary["steps"] == 20
+        assert summary["releases"] >= 20  # a step that was killed after its line is charged again
+        for process in clients:
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGINT)
+        for process in clients:
+            process.join(300)
+        assert [process.exitcode for process in clients] == [0, 0, 0]
+
+
+def test_local_noise_over_the_network_gives_the_model_and_the_ledger_of_one_process(tmp_path: Path) -> None:
+    recipe = written(tmp_path, RECIPE.replace("delta", "trust: local, delta").replace("steps: 20", "steps: 4"))
+    with Loopback(tmp_path, 3) as here:
+        for number in range(3):
+            here.client(number, [number], "--state", f"state-{number}")
+        here.serve(recipe, "--wait-for", 3, "--minimum", 1)
+        here.finish()
+    alone, expected = simulate(load(recipe))
+    found = torch.cat([t.flatten() for t in load_file(here.run / folder.MODEL).values()])
+    assert float((found - expected.parameters).norm()) <= 1e-6 * float(expected.parameters.norm())
+    assert Ledger.read(here.run / FILE).head == alone.ledger.head
+    counts = [Ledger.read(path).count for path in tmp_path.glob(f"state-*/{FILE}")]
+    assert sum(counts) == sum(len(alone.plan.cohort(step)) for step in range(4))
+
+
+def test_a_client_killed_in_a_round_of_distributed_trust_leaves_no_less_noise(tmp_path: Path) -> None:
+    """Clients that hardly move make the model a sum of noises, whose deviation the ledger states."""
+    text = RECIPE.replace("users: 3, dimension: 6", "users: 4, dimension: 2000").replace("cohort: 2", "cohort: 4")
+    text = text.replace("delta", "trust: distributed, source: system, delta").replace("steps: 20", "steps: 4")
+    text = text.replace("2, learning_rate: 0.1", "1, learning_rate: 1.0e-9").replace(
+        "adam, learning_rate: 0.1", "sgd, learning_rate: 1"
+    )
+    recipe = written(tmp_path, text)
+    with Loopback(tmp_path, 4) as here:
+        for number in range(4):
+            here.client(number, [number])
+        here.serve(recipe, "--wait-for", 4, "--deadline", 20, "--tries", 9)
+        here.wait(lambda: here.steps() >= 1)
+        here.clients[3].kill()
+        here.finish()
+        said = here.log("server").read_text()
+        assert "cohort 4, 3 in the sum, noise made for 3" in said, said
+    spent, summary = folder.check_ledger(here.run), folder.summary_of(here.run)
+    assert spent["steps"] == 4
+    assert spent["releases"] >= 4  # a round that was abandoned has its line too
+    assert spent["epsilon_server"] == spent["epsilon"]  # everybody is in every round
+    model = torch.cat([t.flatten() for t in load_file(here.run / folder.MODEL).values()])
+    start = simulate(load(recipe, ["run.steps=1", "central.learning_rate=1e-30"]))[1].parameters
+    deviation = float((model - start).std()) / math.sqrt(4)  # of a step
+    wanted = summary["noise_multiplier"] / 4  # z C w
+    assert 0.93 * wanted < deviation < 1.07 * wanted * math.sqrt(4 / 3)
 
 
 def test_a_port_in_use_and_bad_options_say_what_to_do(

@@ -23,6 +23,9 @@ from confide.federated.cohort import Tally
 from confide.federated.parameters import norm
 from confide.privacy.plan import Plan
 
+_ENDS = {KEYS: 0.15, SHARES: 0.3, MASKED: 0.85, UNMASK: 1.0}
+"""When an exchange ends, as a share of the deadline: whoever is silent in one leaves time for the next."""
+
 
 class Masked(Remote):
     """As `Remote`, but nobody's update is ever in sight."""
@@ -36,7 +39,7 @@ class Masked(Remote):
     def train(
         self, central: Tensor, cohort: np.ndarray, step: int, total: Tensor, bounds: Tensor | None = None
     ) -> Tally:
-        call, ends = Call.new(self.run, self.door.identity, step), time.monotonic() + self.terms.deadline
+        call, began = Call.new(self.run, self.door.identity, step), time.monotonic()
         owners = {user: node for user, node in self._owners(cohort).items() if node >= 0}
         least = threshold(len(cohort), self.terms.needed(len(cohort)))
         facts = call.facts() | {"population": len(self.books.weights)}
@@ -45,7 +48,7 @@ class Masked(Remote):
             _enough(step, kind, len(users), len(cohort), least)
             arrays = {"model": central.detach().numpy()} if model else {}
             parcels = {u: (n, Parcel(facts | {"user": u} | own.get(u, {}), arrays)) for u, n in users.items()}
-            for user, parcel in self.exchange(kind, parcels, ends):
+            for user, parcel in self.exchange(kind, parcels, began + _ENDS[kind] * self.terms.deadline):
                 if parcel.facts.get("nonce") == call.nonce and parcel.facts.get("user") == user:
                     yield user, parcel
 

@@ -62,7 +62,7 @@ from confide.errors import UserError
 
 _HEARTBEAT = 10.0  # the shortest that Flower takes; a client that is silent for two of them counts as gone
 _CALL_SECONDS = 30.0
-_GRACE = 20.0
+_GRACE = 3 * _HEARTBEAT  # a client that was killed is let in again when its silence was noticed
 
 Answer = Callable[[str, Parcel], Parcel]
 

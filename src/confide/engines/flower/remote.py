@@ -174,9 +174,9 @@ class Remote:
         return {int(user): self.door.users.get(int(user), -1) for user in cohort}
 
     def _hold(self, held: Round, parcels: dict[int, tuple[int, Parcel]]) -> None:
-        for _, reply in self._replies(TRAIN, parcels, held.ends):
+        for user, reply in self._replies(TRAIN, parcels, held.ends):
             if reply.parcel is None:
-                held.miss(reply.node, reply.error)
+                held.miss(parcels[user][0], reply.error)
             else:
                 held.take(reply.node, reply.parcel)
 
@@ -184,7 +184,7 @@ class Remote:
         """Ask users through their nodes, and yield what each answers; who fails or is late is left out."""
         for user, reply in self._replies(kind, parcels, ends):
             if reply.parcel is None:
-                self.say(f"node {reply.node}, user {user}: {reply.error[:200]}")
+                self.say(f"node {parcels[user][0]}, user {user}: {reply.error[:200]}")
             elif reply.node == parcels[user][0]:
                 yield user, reply.parcel
 
@@ -194,7 +194,10 @@ class Remote:
         while waiting and time.monotonic() < ends:
             replies = self.link.replies(list(waiting))
             for reply in replies:
-                yield waiting.pop(reply.ticket), reply
+                user = waiting.pop(reply.ticket)
+                if reply.parcel is None:  # it may have been started anew, and is asked again who it is
+                    self.known.discard(parcels[user][0])
+                yield user, reply
             if waiting and not replies:
                 time.sleep(self.terms.poll)
 
