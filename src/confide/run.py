@@ -255,6 +255,7 @@ def make_loop(
     task = task or make_task(recipe.task, recipe.run.seed)
     parameters = task.initial_parameters()
     layout, like = Layout.of(parameters), flatten(parameters)
+    del parameters  # an engine may be made for hours, while clients come
     weights = user_weights(recipe.users, task)
     rule = bounder(recipe.bounding, layout)
     plan = make_plan(

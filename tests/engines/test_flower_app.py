@@ -12,6 +12,7 @@ pytest.importorskip("flwr", reason="deployment needs Flower: pip install 'confid
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.app.message import array as chunking
 
+from confide.engines.flower import records as flower_records
 from confide.engines.flower.parcels import Parcel
 from confide.engines.flower.records import from_records, to_records
 
@@ -56,6 +57,7 @@ def test_a_large_array_travels_in_chunks_and_comes_back_whole(monkeypatch: pytes
     from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
     monkeypatch.setattr(chunking, "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 1000)
+    monkeypatch.setattr(flower_records, "_PART", 4096)
     parcel = Parcel({"step": 3, "norms": [1.0, 2.0]}, {"update": np.arange(2500, dtype=np.float32)})
     records = to_records(parcel)
     objects = {name: made.deflate() for name, made in get_all_nested_objects(records).items()}
@@ -76,6 +78,6 @@ def test_a_large_array_travels_in_chunks_and_comes_back_whole(monkeypatch: pytes
     ],
 )
 def test_what_is_no_array_of_numbers_is_left_out(array: Array) -> None:
-    records = RecordDict({"facts": ConfigRecord({"a": 1}), "arrays": ArrayRecord({"update": array})})
+    records = RecordDict({"facts": ConfigRecord({"a": 1}), "arrays": ArrayRecord({"update/0": array})})
     assert from_records(records).arrays == {}
     assert from_records(RecordDict()).facts == {}

@@ -23,7 +23,7 @@ from confide.errors import UserError
 from confide.federated.bounding import bounder
 from confide.federated.cohort import PartTrainer, Tally
 from confide.federated.local import LocalTraining, Updates
-from confide.federated.parameters import Layout, flatten
+from confide.federated.parameters import Layout, all_finite, flatten
 from confide.federated.task import Task
 from confide.privacy.secure_sum import Vector
 from confide.recipe import Recipe
@@ -139,8 +139,8 @@ class Member:
     def _update(self, parcel: Parcel, weight: float) -> Tally:
         """Train and leave w_k u_k in `sum`."""
         facts = parcel.facts
-        model = torch.from_numpy(np.array(parcel.arrays["model"]))
-        if model.shape != self.sum.shape or model.dtype != self.sum.dtype or not bool(torch.isfinite(model).all()):
+        model = torch.from_numpy(parcel.arrays["model"])
+        if model.shape != self.sum.shape or model.dtype != self.sum.dtype or not all_finite(model):
             raise Refused(f"the server's model is {model.dtype} {tuple(model.shape)} or not finite")
         if facts.get("bounds") and not self.adapts:
             raise Refused("the server sends bounds, but the recipe's bound is fixed")

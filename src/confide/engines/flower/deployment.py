@@ -99,7 +99,8 @@ def remote_engine(
     layout, like = Layout.of(parameters), flatten(parameters)
     door = Door(identity(wanted, layout, like), registry, len(plan.weights), wanted.model_dump_json())
     kind = Masked if wanted.privacy.trust == "distributed" else Remote
-    books, rule = Books(layout, plan.weights, like), bounder(wanted.bounding, layout)
+    books, rule = Books(layout, plan.weights, like.new_empty(0)), bounder(wanted.bounding, layout)
+    del parameters, like  # clients may take hours to come
     made = kind(link, door, os.urandom(16).hex(), books, rule, terms, plan)
     try:
         made.wait_for(first)

@@ -165,11 +165,8 @@ class Round:
         wanted = len(self.rule.bounds) if self.vote else 0
         if not isinstance(votes, list) or len(votes) != wanted or not all(vote in (0.5, -0.5) for vote in votes):
             return "votes that are not +1/2 or -1/2 for each bound"
-        ready = np.ascontiguousarray(update)
-        if not ready.flags.writeable:  # torch warns of memory that it may not write to
-            ready = ready.copy()
         told = torch.tensor(norms, dtype=torch.float64), loss, torch.tensor(votes, dtype=torch.float64)
-        return torch.from_numpy(ready), *told
+        return torch.from_numpy(update), *told
 
     def _add(self, user: int, update: Tensor, norms: Tensor, loss: float, votes: Tensor) -> tuple[str, str]:
         weight = float(self.books.weights[user])
