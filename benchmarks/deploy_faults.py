@@ -1,33 +1,84 @@
 """Rounds in which 30 % of the clients are killed, for 20 rounds: none may be lost, and epsilon never counted too low.
 
-python benchmarks/deploy_faults.py [--rounds 20] [--share 0.3] [--clients 20]
+python benchmarks/deploy_faults.py [--processes] [--rounds 20] [--share 0.3] [--clients 20]
 
-Clients are real ones without a network (`engines.flower.rehearsal`); a killed one fails before or during its
-training: it never answers, or fails with an error. The loop, ledger and noise are a run's own.
+With --processes server and clients are processes that speak gRPC over TLS; in every round some clients get SIGKILL and
+are started again at once. Flower lets one in again when its silence was noticed, after 20 s at most, and a round waits
+as long. Otherwise clients are real ones without a network (`engines.flower.rehearsal`); a killed one fails before or
+during its training: it never answers, or fails with an error. The loop, ledger and noise are a run's own.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
+import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 
+from confide import folder
+from confide.engines.flower.loopback import Loopback
 from confide.engines.flower.parcels import Parcel
 from confide.engines.flower.rehearsal import engine
 from confide.engines.flower.remote import TRAIN, Terms
 from confide.privacy.ledger import Ledger
-from confide.recipe import load
+from confide.recipe import Recipe, load
 from confide.run import make_loop, simulate
+
+RECIPE, USERS = "convex/digits", 287
 
 
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    words.add_argument("--processes", action="store_true")
     words.add_argument("--rounds", type=int, default=20)
     words.add_argument("--share", type=float, default=0.3)
     words.add_argument("--clients", type=int, default=20)
     given = words.parse_args()
-    recipe = load("convex/digits", [f"run.steps={given.rounds}", "evaluation.last=1"])
+    sets = [f"run.steps={given.rounds}", "evaluation.last=1"]
+    began, recipe = time.monotonic(), load(RECIPE, sets)
+    if given.processes:
+        said = over_processes(sets, given.rounds, given.clients, given.share)
+    else:
+        said = rehearsed(recipe, given.clients, given.share)
+    alone, _ = simulate(recipe)
+    print(f"{said}; with nobody killed {alone.plan.epsilon(alone.charges):.4f}\n{time.monotonic() - began:.0f} s")
+
+
+def over_processes(sets: list[str], rounds: int, clients: int, share: float) -> str:
+    draw, killed = np.random.default_rng(0), 0
+    options = [word for each in sets for word in ("--set", each)]
+    with tempfile.TemporaryDirectory() as place, Loopback(Path(place), clients, USERS) as here:
+
+        def start(number: int) -> None:
+            here.client(number, range(number, USERS, clients), RECIPE, *options)
+
+        for number in range(clients):
+            start(number)
+        here.serve(RECIPE, *options, "--wait-for", USERS, "--deadline", 60, "--minimum", 0.3)
+        here.wait(lambda: (here.run / folder.METRICS).exists())
+        for step in range(rounds):
+            here.wait(lambda step=step: here.steps() >= step)  # type: ignore[misc]
+            time.sleep(draw.uniform(0, 0.5))
+            for number in draw.choice(clients, round(share * clients), replace=False).tolist():
+                here.clients[number].kill()
+                here.clients[number].join()
+                start(number)
+                killed += 1
+        here.finish()
+        spent, said = folder.check_ledger(here.run), here.log("server").read_text()
+    answered = [int(n) / int(m) for m, n in re.findall(r"cohort (\d+), accepted (\d+)", said)]
+    again = said.count("asking again")
+    return (
+        f"{spent['steps']} of {rounds} rounds, {killed} kills of {clients} client processes, {again} asked again\n"
+        f"{len(answered)} rounds with users missing, who answered in them: {min(answered):.0%} to {max(answered):.0%}\n"
+        f"ledger lines {spent['releases']}, epsilon {spent['epsilon']:.4f}"
+    )
+
+
+def rehearsed(recipe: Recipe, clients: int, share: float) -> str:
     draw, killed, asked = np.random.default_rng(0), 0, 0
     ends: dict[tuple[str, int], str] = {}
 
@@ -38,22 +89,19 @@ def main() -> None:
         at = (str(parcel.facts["nonce"]), int(parcel.facts["user"]))
         if at not in ends:
             asked += 1
-            dies = draw.random() < given.share
+            dies = draw.random() < share
             killed += dies
             ends[at] = str(draw.choice(["lost", "killed while training"])) if dies else ""
         return ends[at]
 
     terms = Terms(deadline=3.0, poll=0.01, minimum=0.3)
-    loop = make_loop(recipe, lambda header: Ledger.create(None, header), remote=engine(given.clients, fate, terms))
-    state, began = loop.start(), time.monotonic()
+    loop = make_loop(recipe, lambda header: Ledger.create(None, header), remote=engine(clients, fate, terms))
+    state = loop.start()
     while state.step < recipe.run.steps:
         loop.step(state)
-    alone, _ = simulate(recipe)
-    print(
-        f"{state.step} of {given.rounds} rounds, {killed} of {asked} clients killed ({killed / asked:.0%}), "
-        f"{time.monotonic() - began:.1f} s\n"
-        f"ledger lines {loop.ledger.count}, epsilon {loop.plan.epsilon(loop.charges):.4f}; "
-        f"with nobody killed {alone.plan.epsilon(alone.charges):.4f}"
+    return (
+        f"{state.step} of {recipe.run.steps} rounds, {killed} of {asked} clients killed ({killed / asked:.0%})\n"
+        f"ledger lines {loop.ledger.count}, epsilon {loop.plan.epsilon(loop.charges):.4f}"
     )
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 import torch
 from safetensors.torch import load_file
 
@@ -20,9 +23,10 @@ from confide import folder
 from confide.engines.flower import keys
 from confide.engines.flower.loopback import Loopback
 from confide.errors import UserError
+from confide.federated.parameters import Layout, flatten
 from confide.privacy.ledger import FILE, Ledger
 from confide.recipe import load
-from confide.run import simulate
+from confide.run import Loop, simulate
 
 RECIPE = """\
 task: {kind: convex/quadratics, users: 3, dimension: 6, rank: 3}
@@ -39,6 +43,20 @@ def written(place: Path, text: str = RECIPE) -> str:
     path = place / "recipe.yaml"
     path.write_text(text)
     return str(path)
+
+
+def model_of(run: Path, layout: Layout) -> torch.Tensor:
+    found = load_file(run / folder.MODEL)
+    return flatten({name: found[name] for name in layout.names})
+
+
+def check_same(run: Path, recipe: str) -> Loop:
+    """The run has the ledger of one process, and its model to rounding."""
+    alone, state = simulate(load(recipe))
+    difference = model_of(run, alone.layout) - state.parameters
+    assert float(difference.norm()) <= 1e-6 * float(state.parameters.norm())
+    assert Ledger.read(run / FILE).head == alone.ledger.head
+    return alone
 
 
 def test_a_federation_with_a_killed_client_and_a_killed_server(tmp_path: Path) -> None:
@@ -84,10 +102,7 @@ def test_local_noise_over_the_network_gives_the_model_and_the_ledger_of_one_proc
             here.client(number, [number], "--state", f"state-{number}")
         here.serve(recipe, "--wait-for", 3, "--minimum", 1)
         here.finish()
-    alone, expected = simulate(load(recipe))
-    found = torch.cat([t.flatten() for t in load_file(here.run / folder.MODEL).values()])
-    assert float((found - expected.parameters).norm()) <= 1e-6 * float(expected.parameters.norm())
-    assert Ledger.read(here.run / FILE).head == alone.ledger.head
+    alone = check_same(here.run, recipe)
     counts = [Ledger.read(path).count for path in tmp_path.glob(f"state-*/{FILE}")]
     assert sum(counts) == sum(len(alone.plan.cohort(step)) for step in range(4))
 
@@ -113,11 +128,84 @@ def test_a_client_killed_in_a_round_of_distributed_trust_leaves_no_less_noise(tm
     assert spent["steps"] == 4
     assert spent["releases"] >= 4  # a round that was abandoned has its line too
     assert spent["epsilon_server"] == spent["epsilon"]  # everybody is in every round
-    model = torch.cat([t.flatten() for t in load_file(here.run / folder.MODEL).values()])
-    start = simulate(load(recipe, ["run.steps=1", "central.learning_rate=1e-30"]))[1].parameters
-    deviation = float((model - start).std()) / math.sqrt(4)  # of a step
+    still, start = simulate(load(recipe, ["run.steps=1", "central.learning_rate=1e-30"]))
+    deviation = float((model_of(here.run, still.layout) - start.parameters).std()) / math.sqrt(4)  # of a step
     wanted = summary["noise_multiplier"] / 4  # z C w
     assert 0.93 * wanted < deviation < 1.07 * wanted * math.sqrt(4 / 3)
+
+
+SPEECH = """\
+task:
+  kind: speech
+  corpus: {kind: folder, folder: PLACE/all}
+  test: {kind: folder, folder: PLACE/all}
+  model: {layers: 1, width: 16, mlp: 32, heads: 2}
+  cache: PLACE/features
+sampling: {kind: poisson, cohort: 2}
+local: {steps: 2, batch_seconds: 2, learning_rate: 0.1, gradient_clip: 1}
+bounding: {rule: clip, bound: 0.01}
+privacy: {mechanism: gaussian, noise_multiplier: 1, delta: 1.0e-5}
+central: {kind: lamb, learning_rate: 0.01}
+evaluation: {every: 20}
+run: {steps: 20}
+"""
+RETRIEVAL = """\
+task:
+  kind: retrieval
+  encoder: {source: ENCODER, pooling: mean}
+  data: {kind: table, queries: PLACE/all.csv, documents: PLACE/documents.csv, test: PLACE/all.csv, client_column: who}
+  clients: {kind: column}
+  method: adapter_head
+  cache: PLACE/states
+sampling: {kind: fixed, cohort: 3}
+local: {epochs: 1, batch_size: 2, learning_rate: 0.1, gradient_clip: 1}
+bounding: {rule: clip, bound: 1}
+privacy: {mechanism: gaussian, noise_multiplier: 1, delta: 1.0e-5, accountant: rdp}
+central: {kind: sgd, learning_rate: 1}
+evaluation: {every: 20}
+run: {steps: 5}
+"""
+
+
+def speech_of_three(place: Path) -> str:
+    """Folders of speech for three clients, and all of it in one place."""
+    draw = np.random.default_rng(0)
+    for number, word in enumerate(("one two", "three", "four five six")):
+        own = place / f"data-{number}" / f"speaker-{number}"
+        own.mkdir(parents=True)
+        for utterance in range(4):
+            (own / f"{utterance}.txt").write_text(word)
+            soundfile.write(own / f"{utterance}.wav", draw.uniform(-0.1, 0.1, 8_000 + 1_000 * utterance), 16_000)
+        shutil.copytree(own, place / "all" / own.name)
+    return SPEECH
+
+
+def queries_of_three(place: Path) -> str:
+    """A file of queries for each of three clients, all of them in one file, and the documents."""
+    (place / "documents.csv").write_text("id,text\na,reset the device\nb,the red light\nc,open the door\n")
+    everybody = "query,document,who\n"
+    for number in range(3):
+        rows = [
+            (f"query {word} {number}", document) for word, document in (("red", "b"), ("door", "c"), ("device", "a"))
+        ]
+        (place / f"data-{number}.csv").write_text("query,document\n" + "".join(f"{q},{d}\n" for q, d in rows))
+        everybody += "".join(f"{q},{d},{number}\n" for q, d in rows)
+    (place / "all.csv").write_text(everybody)
+    return RETRIEVAL
+
+
+@pytest.mark.parametrize(("make", "ending"), [(speech_of_three, ""), (queries_of_three, ".csv")])
+def test_clients_with_data_of_their_own_make_the_model_of_one_process(
+    make: Callable[[Path], str], ending: str, tmp_path: Path, tiny_model: Callable[[str], Path]
+) -> None:
+    text = make(tmp_path).replace("PLACE", str(tmp_path)).replace("ENCODER", str(tiny_model("masked")))
+    recipe = written(tmp_path, text)
+    with Loopback(tmp_path, 3) as here:
+        for number in range(3):
+            here.client(number, [number], recipe, "--data", f"data-{number}{ending}")
+        here.serve(recipe, "--wait-for", 3, "--minimum", 1)
+        here.finish()
+    check_same(here.run, recipe)
 
 
 def test_a_port_in_use_and_bad_options_say_what_to_do(

@@ -16,7 +16,7 @@ from typing import Any
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # before anything of Flower is imported
 
-from confide import folder, recipe
+from confide import folder
 from confide.engines.engine import Abandoned, Engine
 from confide.engines.flower import keys
 from confide.engines.flower.client import Member, OwnData, Population, Refused
@@ -175,7 +175,7 @@ class Client:
         return self.member.answer(kind, parcel)
 
     def _member(self, wanted: Recipe) -> Member:
-        task = make_task((wanted if self.data is None else own_data(wanted, self.data)).task, wanted.run.seed)
+        task = make_task(wanted.task if self.data is None else own_data(wanted, self.data), wanted.run.seed)
         if self.data is not None:
             return Member(wanted, OwnData(task, self.users[0]), self.users, self.state)
         unknown = [user for user in self.users if user >= len(task.examples)]
@@ -187,13 +187,14 @@ class Client:
         return Member(wanted, task, self.users, self.state)
 
 
-def own_data(wanted: Recipe, data: Path) -> Recipe:
-    """The recipe with this client's data in place of the corpus, all of it one user."""
-    document = wanted.model_dump(mode="json")
-    task = document["task"]
+def own_data(wanted: Recipe, data: Path) -> Any:
+    """The recipe's task with this client's data in place of the corpus, all of it one user."""
+    task = wanted.task.model_dump(mode="json")
     if task["kind"] == "speech":
         here = {"kind": "folder", "folder": str(data)}
-        task |= {"corpus": here, "test": here, "pool": 1}
+        speakers = sum(path.is_dir() for path in data.iterdir()) if data.is_dir() else 0
+        # To pool is to deal in another order; one speaker is one user already.
+        task |= {"corpus": here, "test": here, "pool": None if speakers == 1 else 1}
     elif task["kind"] == "retrieval" and task["data"]["kind"] == "table":
         task["data"] |= {"queries": str(data), "test": str(data), "client_column": None}
         task["clients"] = {"kind": "even", "clients": 1}
@@ -202,7 +203,7 @@ def own_data(wanted: Recipe, data: Path) -> Recipe:
             f"--data: a recipe with task {task['kind']} has no data of one's own; expected speech (a folder of audio "
             "and text), or retrieval with data.kind table (a file of queries)"
         )
-    return recipe.parse(document, f"recipe with --data {data}")
+    return type(wanted.task).model_validate(task)
 
 
 def _told(text: str, with_data: bool) -> Recipe:

@@ -80,6 +80,9 @@ class Loopback:
         """Until something is so, or the server has ended."""
         ends = time.monotonic() + seconds
         while not done() and self.server is not None and self.server.is_alive():
+            for number, client in self.clients.items():
+                if client.exitcode is not None and client.exitcode > 0:
+                    raise UserError(f"client {number} failed:\n{self.log(f'client-{number}').read_text()}")
             if time.monotonic() > ends:
                 raise UserError(f"the federation took more than {seconds:g} s:\n{self.log('server').read_text()}")
             time.sleep(0.02)

@@ -193,8 +193,8 @@ def _answer_all(
             stop.wait(poll)
             continue
         began = time.monotonic()
-        reply = reply_to(message, answer, say)
-        connection.push(reply, time.monotonic() - began)
+        # The reply gets no name: it may be as large as the model, and would be held while the next is awaited.
+        connection.push(reply_to(message, answer, say), time.monotonic() - began)
 
 
 def reply_to(message: Message, answer: Answer, say: Callable[[str], None] | None = None) -> Message:

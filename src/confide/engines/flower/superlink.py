@@ -13,6 +13,7 @@ code that came over the network. The bundle that Flower wants for a run only nam
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import socket
 import subprocess
@@ -201,6 +202,7 @@ def _start(address: Address, here: str, credentials: Path | None, secret: bytes,
         process = subprocess.Popen(
             [sys.executable, "-m", "confide.engines.flower.beside", *words],
             stdin=subprocess.PIPE, stdout=file, stderr=file, start_new_session=True,
+            env=os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)},  # objects that were passed on are given back
         )  # fmt: skip
     assert process.stdin is not None
     process.stdin.write(secret)
