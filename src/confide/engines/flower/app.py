@@ -47,7 +47,9 @@ def main(grid: Grid, context: Context) -> None:
         raise UserError(
             "privacy.trust=distributed: a SuperNode keeps no secrets between messages; use `confide deploy`"
         )
-    terms = Terms(deadline=float(config.get("deadline", 600)), minimum=float(config.get("minimum", 0.5)))
+    deadline = float(config.get("deadline", 600))
+    # A node answers from a process that it starts for each message: to be asked who it is takes as long as a round.
+    terms = Terms(deadline=deadline, minimum=float(config.get("minimum", 0.5)), greeting=deadline)
 
     def engine(wanted: Recipe, task: Task, plan: Plan) -> Engine:
         return remote_engine(wanted, task, plan, GridLink(grid), None, terms)

@@ -31,7 +31,6 @@ from confide.federated.cohort import Tally
 from confide.privacy.plan import Plan
 
 TRAIN, JOIN = "train", "join"
-_JOIN_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -74,6 +73,8 @@ class Terms:
     """Seconds between two looks at what has come."""
     join: float = 600.0
     """Seconds to wait for enough clients at the start, and whenever none is there."""
+    greeting: float = 30.0
+    """Seconds after which a node that has not said who it is is asked again."""
 
     def needed(self, cohort: int) -> int:
         return math.ceil(self.minimum * cohort)
@@ -211,10 +212,10 @@ class Remote:
         self.asked = {ticket: (node, ends) for ticket, (node, ends) in self.asked.items() if ends > now}
         new = sorted(here - self.known - {node for node, _ in self.asked.values()})
         question = Parcel({"run": self.run, "told": self.door.recipe, **self.door.identity.facts()})
-        sent = self.link.ask(JOIN, [(node, question) for node in new], _JOIN_SECONDS)
+        sent = self.link.ask(JOIN, [(node, question) for node in new], self.terms.greeting)
         for ticket, node in zip(sent, new, strict=True):
             if ticket is not None:
-                self.asked[ticket] = (node, now + _JOIN_SECONDS)
+                self.asked[ticket] = (node, now + self.terms.greeting)
         while self.asked:
             replies = self.link.replies(list(self.asked))
             for reply in replies:
