@@ -8,6 +8,9 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +24,7 @@ pytest.importorskip("flwr", reason="deployment needs Flower: pip install 'confid
 
 from confide import folder
 from confide.engines.flower import keys
-from confide.engines.flower.loopback import Loopback
+from confide.engines.flower.loopback import Loopback, free_port, listens
 from confide.errors import UserError
 from confide.federated.parameters import Layout, flatten
 from confide.privacy.ledger import FILE, Ledger
@@ -45,6 +48,13 @@ def written(place: Path, text: str = RECIPE) -> str:
     return str(path)
 
 
+def until(done: Callable[[], bool], log: Path, seconds: float = 400.0) -> None:
+    ends = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < ends, log.read_text()
+        time.sleep(0.1)
+
+
 def model_of(run: Path, layout: Layout) -> torch.Tensor:
     found = load_file(run / folder.MODEL)
     return flatten({name: found[name] for name in layout.names})
@@ -65,7 +75,7 @@ def test_a_federation_with_a_killed_client_and_a_killed_server(tmp_path: Path) -
     with Loopback(tmp_path, 3) as here:
         clients = [here.client(number, [number]) for number in range(2)]
         here.serve(recipe, "--wait-for", 3, *terms)
-        here.wait(here.listens)
+        here.wait(lambda: listens(here.port))
         # A stranger with a key of its own making, and the right certificate authority.
         stranger = here.confide(
             "deploy", "client", "--server", f"127.0.0.1:{here.port}", "--ca", "keys/ca.pem", "--key",
@@ -206,6 +216,40 @@ def test_clients_with_data_of_their_own_make_the_model_of_one_process(
         here.serve(recipe, "--wait-for", 3, "--minimum", 1)
         here.finish()
     check_same(here.run, recipe)
+
+
+def test_the_plain_app_runs_on_a_stock_superlink_and_supernode(tmp_path: Path) -> None:
+    """`flwr run`, with Flower's own programs around it."""
+    text = RECIPE.replace("users: 3", "users: 1").replace("poisson, cohort: 2", "poisson, cohort: 1")
+    recipe = written(tmp_path, text.replace("steps: 20", "steps: 1"))
+    control, fleet, runtime = (free_port() for _ in range(3))
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "config.toml").write_text(f'[superlink.here]\naddress = "127.0.0.1:{control}"\ninsecure = true\n')
+    environment = os.environ | {"FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    programs = Path(sys.executable).parent
+
+    def start(*words: object) -> subprocess.Popen[bytes]:
+        with (tmp_path / "flower.log").open("a") as log:
+            given = [str(programs / str(words[0])), *map(str, words[1:])]
+            return subprocess.Popen(given, env=environment, cwd=tmp_path, stdout=log, stderr=log)
+
+    begun = [
+        start("flower-superlink", "--insecure", "--disable-runtime-dependency-installation", "--host", "127.0.0.1",
+              "--port", control, "--fleet-api-address", f"127.0.0.1:{fleet}"),
+        start("flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{fleet}", "--node-config", "users='0'",
+              "--host", "127.0.0.1", "--port", runtime),
+    ]  # fmt: skip
+    try:
+        until(lambda: listens(control), tmp_path / "flower.log")
+        app, config = Path(__file__).parents[2] / "examples" / "flower-app", f"recipe='{recipe}' out='{tmp_path}/run'"
+        assert start("flwr", "run", app, "here", "--run-config", f"users=1 {config}").wait(300) == 0
+        until((tmp_path / "run" / folder.SUMMARY).exists, tmp_path / "flower.log")
+    finally:
+        for process in reversed(begun):
+            process.terminate()
+            process.wait(60)
+    check_same(tmp_path / "run", recipe)
 
 
 def test_a_port_in_use_and_bad_options_say_what_to_do(

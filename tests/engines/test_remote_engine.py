@@ -19,6 +19,7 @@ pytest.importorskip("flwr", reason="deployment needs Flower: pip install 'confid
 from confide import folder
 from confide.engines.engine import Abandoned
 from confide.engines.flower.client import Member, OwnData, Refused
+from confide.engines.flower.deployment import Client
 from confide.engines.flower.parcels import Parcel
 from confide.engines.flower.rehearsal import Local, engine
 from confide.engines.flower.remote import JOIN, TRAIN, Door, Remote, Terms
@@ -261,3 +262,13 @@ def test_own_data_is_one_user_under_its_name_in_the_federation(tiny: str) -> Non
     assert len(own.examples) == 6
     assert own.examples[5] == task.examples[0]
     assert own.examples[:5].sum() == 0
+
+
+def test_a_client_that_was_started_anew_without_a_recipe_is_told_it_again(tiny: str) -> None:
+    recipe = load(tiny, ["sampling={kind: fixed, cohort: 12}", "privacy.accountant=rdp"])
+    loop = make_loop(recipe, lambda header: Ledger.create(None, header), remote=engine())
+    state = loop.start()
+    assert loop.step(state)["cohort"] == 12
+    members = loop.engine.link.members  # type: ignore[attr-defined]
+    members[100] = Client(None, members[100].users, None)  # so quickly that nobody saw it gone
+    assert [loop.step(state)["cohort"] for _ in range(2)] == [8, 12]

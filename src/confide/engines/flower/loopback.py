@@ -67,10 +67,6 @@ class Loopback:
         self.clients[number] = self.confide("deploy", "client", *words, *place, *own, log=f"client-{number}")
         return self.clients[number]
 
-    def listens(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
-
     def steps(self) -> int:
         """Steps that the run has recorded."""
         path = self.run / "metrics.jsonl"
@@ -98,6 +94,11 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _command(words: list[str], folder: Path, log: Path) -> None:
