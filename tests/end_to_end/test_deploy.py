@@ -226,8 +226,9 @@ def test_the_plain_app_runs_on_a_stock_superlink_and_supernode(tmp_path: Path) -
     home = tmp_path / "home"
     home.mkdir()
     (home / "config.toml").write_text(f'[superlink.here]\naddress = "127.0.0.1:{control}"\ninsecure = true\n')
-    environment = os.environ | {"FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
     programs = Path(sys.executable).parent
+    environment = os.environ | {"FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    environment["PATH"] = f"{programs}{os.pathsep}{os.environ['PATH']}"  # Flower's programs look for each other there
 
     def start(*words: object) -> subprocess.Popen[bytes]:
         with (tmp_path / "flower.log").open("a") as log:
@@ -241,7 +242,8 @@ def test_the_plain_app_runs_on_a_stock_superlink_and_supernode(tmp_path: Path) -
               "--host", "127.0.0.1", "--port", runtime),
     ]  # fmt: skip
     try:
-        until(lambda: listens(control), tmp_path / "flower.log")
+        until(lambda: listens(control) or any(process.poll() is not None for process in begun), tmp_path / "flower.log")
+        assert [process.poll() for process in begun] == [None, None], (tmp_path / "flower.log").read_text()
         app, config = Path(__file__).parents[2] / "examples" / "flower-app", f"recipe='{recipe}' out='{tmp_path}/run'"
         assert start("flwr", "run", app, "here", "--run-config", f"users=1 {config}").wait(300) == 0
         until((tmp_path / "run" / folder.SUMMARY).exists, tmp_path / "flower.log")
