@@ -139,13 +139,27 @@ def test_the_command_writes_rows_raw_times_and_a_figure(
     tmp_path: Path, command: Callable[..., tuple[int, str, str]]
 ) -> None:
     code, out, _ = command(
-        "bench", "C", "--out", tmp_path / "out", "--rounds", 1, "--warm-up", 0, "--parameters", 3000, "--json"
+        "bench",
+        "C",
+        "--out",
+        tmp_path / "out",
+        "--peers",
+        tmp_path / "none",
+        "--rounds",
+        1,
+        "--warm-up",
+        0,
+        "--parameters",
+        3000,
+        "--json",
     )
     assert code == 0
     rows = json.loads(out)["rows"]
-    assert {row["candidate"] for row in rows} == {"confide", "one subtraction, norm and addition; normal_"}
+    measured = {row["candidate"] for row in rows if not row["problem"]}
+    assert measured == {"confide", "one subtraction, norm and addition; normal_"}
+    assert {row["candidate"] for row in rows if row["problem"]} == {"pfl", "flower"}, "left out, and named"
     with (tmp_path / "out" / "ratios.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == 4
+        assert len(list(csv.DictReader(file))) == len(rows)
     assert (tmp_path / "out" / "C.json").exists()
     assert (tmp_path / "out" / "ratios.png").exists()
 

@@ -63,18 +63,20 @@ class Measured:
 def candidates(workload: str, parameters: int) -> list[Candidate]:
     """Whom to compare on a workload."""
     ours, floors = ("confide.bench.ours", workload), ("confide.bench.floors", workload)
+    peers = "confide.bench.peers."
     if workload == "C":
         size = ("--parameters", str(parameters))
         return [
             Candidate(OURS, "", (*ours, *size)),
             Candidate("one subtraction, norm and addition; normal_", "", (*floors, "flat", *size)),
+            Candidate("pfl", "", (f"{peers}pfl_runner", workload, *size), "pfl"),
+            Candidate("flower", "", (f"{peers}flower_runner", workload, *size), "flower"),
         ]
     found = [Candidate(OURS, f"{n} workers", (*ours, "--workers", str(n))) for n in (1, 2)]
     found += [
         Candidate("flat buffers, 2 processes", "", (*floors, "flat")),
         Candidate("plain loop", "", (*floors, "plain")),
     ]
-    peers = "confide.bench.peers."
     two = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
     found += [
         Candidate("pfl", "1 process", (f"{peers}pfl_runner", workload), "pfl"),

@@ -1,24 +1,29 @@
 """Flower's simulation: FedAvg inside its own strategy for central differential privacy with clipping by the clients.
 
-Ray gets one processor for each client that trains, so that as many train at a time as there are processors.
+Ray gets one processor for each client that trains, so that as many train at a time as there are processors. Workload C
+calls what clipping mod and strategy call for one client (half of what it takes to aggregate two) and for the noise.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAvg
+from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 from flwr.simulation import run_simulation
+from flwr.supercore.differential_privacy import add_gaussian_noise_inplace, compute_clip_model_update
 
 from confide.bench.floors import COHORT, workload
 from confide.bench.peers.flower_client import app as client_app
-from confide.bench.protocol import Gate
+from confide.bench.protocol import Gate, serve
 
-ROUNDS = 100_000
+ROUNDS, TENSORS = 100_000, 300
 
 
 class Gated(DifferentialPrivacyClientSideFixedClipping):
@@ -35,7 +40,32 @@ class Gated(DifferentialPrivacyClientSideFixedClipping):
         return found
 
 
+def large(parameters: int) -> None:
+    """C: difference, clipping and addition of one client, and the noise."""
+    central = np.array_split(np.full(parameters, 1e-3, dtype=np.float32), min(TENSORS, parameters))
+    sent = [
+        RecordDict({"arrays": ArrayRecord(numpy_ndarrays=central), "metrics": MetricRecord({"n": 1.0})})
+        for _ in range(2)
+    ]
+
+    def one_round() -> dict[str, float]:
+        own = [part + np.float32(1e-4) for part in central]
+        times = [time.perf_counter()]
+        compute_clip_model_update(own, central, 0.5)
+        times.append(time.perf_counter())
+        aggregate_arrayrecords(sent, "n")
+        times.append(time.perf_counter())
+        add_gaussian_noise_inplace(own, 0.5)
+        times.append(time.perf_counter())
+        return {"client": times[1] - times[0] + (times[2] - times[1]) / 2, "noise": times[3] - times[2]}
+
+    serve(one_round)
+
+
 def main() -> None:
+    if sys.argv[1] == "C":
+        large(int(sys.argv[3]))
+        return
     gate, name = Gate(), sys.argv[1]
     model, _, _, users = workload(name)
     app = ServerApp()

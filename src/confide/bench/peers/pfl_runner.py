@@ -1,16 +1,19 @@
 """pfl 0.6 (Apple's pfl-research): FederatedAveraging in its SimulatedBackend with a central Gaussian mechanism.
 
 With two processes it is started by `torchrun`, which pfl finds by itself; rank 0 obeys the gate and the other follows.
+Workload C calls what the backend calls for one client and for the noise, on all threads.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import Any
 
 import numpy as np
 import torch
+from pfl.aggregate.base import SumAggregator
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -25,9 +28,9 @@ from pfl.privacy.gaussian_mechanism import GaussianMechanism
 from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism
 
 from confide.bench.floors import SpeechModel, ctc
-from confide.bench.protocol import Gate
+from confide.bench.protocol import Gate, serve
 
-ROUNDS = 100_000
+ROUNDS, TENSORS = 100_000, 300
 
 
 class Perceptron(torch.nn.Module):
@@ -48,6 +51,44 @@ class Recogniser(SpeechModel):
 
     def metrics(self, features: Any, labels: Any, eval: bool = False) -> dict[str, Any]:
         return {}
+
+
+class Large(torch.nn.Module):
+    def __init__(self, parameters: int) -> None:
+        super().__init__()
+        sizes = [len(part) for part in np.array_split(np.empty(parameters, dtype=np.int8), min(TENSORS, parameters))]
+        self.parts = torch.nn.ParameterList(torch.full((size,), 1e-3) for size in sizes)
+
+    def loss(self, eval: bool = False) -> Any:
+        return self.parts[0].sum()
+
+    def metrics(self, eval: bool = False) -> dict[str, Any]:
+        return {}
+
+
+def large(parameters: int) -> None:
+    """C: difference, clipping and addition of one client, and the noise."""
+    torch.set_num_threads(os.cpu_count() or 1)
+    module = Large(parameters)
+    model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
+    central, mechanism, adder = model.get_parameters(), GaussianMechanism(0.5, 1.0), SumAggregator()
+    with torch.no_grad():
+        for part in module.parts:
+            part.add_(1e-4)
+    total = model.get_model_difference(central, clone=True)
+
+    def one_round() -> dict[str, float]:
+        nonlocal total
+        with torch.no_grad():
+            times = [time.perf_counter()]
+            bounded, _ = mechanism.constrain_sensitivity(model.get_model_difference(central))
+            total = adder.accumulate(accumulated=total, user_stats=bounded)
+            times.append(time.perf_counter())
+            mechanism.add_noise(total, 1)
+            times.append(time.perf_counter())
+        return {"client": times[1] - times[0], "noise": times[2] - times[1]}
+
+    serve(one_round)
 
 
 class Gated(TrainingProcessCallback):  # type: ignore[misc]
@@ -74,6 +115,9 @@ class Gated(TrainingProcessCallback):  # type: ignore[misc]
 def main() -> None:
     from confide.bench import data
 
+    if sys.argv[1] == "C":
+        large(int(sys.argv[3]))
+        return
     torch.set_num_threads(1)
     gate = Gate() if os.environ.get("RANK", "0") == "0" else None
     speech = sys.argv[1] == "B"
