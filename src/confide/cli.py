@@ -348,6 +348,7 @@ def _show_summary(summary: dict[str, Any], out: Path, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from confide.federated.start import NOT_COVERED
     from confide.privacy.accountant import shown
     from confide.privacy.server_view import against_server
 
@@ -362,6 +363,8 @@ def _show_summary(summary: dict[str, Any], out: Path, as_json: bool) -> None:
         table.add_row("epsilon", f"{shown(summary['epsilon'])} at delta {summary['delta']:g}")
         if "epsilon_server" in summary:
             table.add_row("against the server", against_server(summary))
+        if summary.get("begins_elsewhere"):
+            table.add_row("not covered", NOT_COVERED)
         table.add_row("accounted by", f"{summary['accountant'].upper()}, {summary['sampler']}, {summary['adjacency']}")
         table.add_row("noise", f"multiplier {_number(summary['noise_multiplier'])}, {summary['noise_source']}")
     for reason, count in summary.get("skipped", {}).items():

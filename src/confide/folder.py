@@ -33,6 +33,7 @@ from confide.extras import missing
 from confide.federated import items
 from confide.federated.car_adaptive import NO_GUARANTEE, CarAdaptive
 from confide.federated.items import Items
+from confide.federated.start import NOT_COVERED, begins_elsewhere
 from confide.federated.task import Task
 from confide.files import write_atomically
 from confide.privacy import accountant, ledger
@@ -172,7 +173,9 @@ def guarantee(recipe: Recipe, spent: dict[str, Any]) -> str:
         return "none: no guarantee"
     stated = f"epsilon {accountant.shown(spent['epsilon'])} at delta {recipe.privacy.delta:g}"
     if "epsilon_server" in spent:
-        return f"{stated} against whoever sees the models alone; {against_server(spent)}"
+        stated += f" against whoever sees the models alone; {against_server(spent)}"
+    if begins_elsewhere(recipe):
+        stated += f"; it does not cover {NOT_COVERED}"
     return stated
 
 
@@ -373,6 +376,7 @@ def _finish(folder: Path, loop: Loop, state: State) -> dict[str, Any]:
         "recipe": loop.recipe.digest,
         "inputs": fingerprint.of_task(loop.task),
         "ledger_head": spent["last_hash"],
+        "begins_elsewhere": begins_elsewhere(loop.recipe),
         "environment": surroundings(),
     }
     summary |= {name: spent[name] for name in ("epsilon_server", "releases_of_a_user") if name in spent}

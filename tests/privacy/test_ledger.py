@@ -339,17 +339,8 @@ def killed_at(step: int, before_noise: bool, place: Path, monkeypatch: pytest.Mo
     """Train in `place` and crash in the middle of a step, just before or just after its noise is drawn."""
     draw = Plan.release
 
-    def release(
-        self: Plan,
-        total: Tensor,
-        event: Event,
-        cohort: np.ndarray,
-        t: int,
-        attempt: int,
-        memory: dict[str, Tensor],
-        own: np.ndarray | None = None,
-    ) -> float | None:
-        length = None if t == step and before_noise else draw(self, total, event, cohort, t, attempt, memory, own)
+    def release(self: Plan, total: Tensor, event: Event, cohort: np.ndarray, t: int, *rest: Any) -> float | None:
+        length = None if t == step and before_noise else draw(self, total, event, cohort, t, *rest)
         if t == step:
             raise Killed
         return length
@@ -421,19 +412,10 @@ def test_more_lines_than_the_checkpoint_knows_are_counted(run: Path) -> None:
 def test_every_line_is_on_disk_before_its_noise_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw, seen = Plan.release, []
 
-    def release(
-        self: Plan,
-        total: Tensor,
-        event: Event,
-        cohort: np.ndarray,
-        t: int,
-        attempt: int,
-        memory: dict[str, Tensor],
-        own: np.ndarray | None = None,
-    ) -> float | None:
+    def release(self: Plan, total: Tensor, event: Event, cohort: np.ndarray, t: int, *rest: Any) -> float | None:
         last = json.loads((tmp_path / "run" / ledger.FILE).read_bytes().splitlines()[-1])
-        seen.append((last["step"], last["attempt"], Event.from_json(last["event"]) == self.event, t, attempt))
-        return draw(self, total, event, cohort, t, attempt, memory, own)
+        seen.append((last["step"], last["attempt"], Event.from_json(last["event"]) == self.event, t, rest[0]))
+        return draw(self, total, event, cohort, t, *rest)
 
     monkeypatch.setattr(Plan, "release", release)
     folder.train(digits(), tmp_path / "run", quiet=True)

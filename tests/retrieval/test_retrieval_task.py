@@ -280,6 +280,39 @@ def test_the_adapter_trains_through_the_frozen_encoder(place: Path, minilm: str,
     assert losses[1] < losses[0]
 
 
+def test_adapter_and_head_begin_from_a_head_that_was_trained_alone(
+    finished: Path, place: Path, minilm: str, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    wanted = document(minilm, place / "states", method="adapter_head", start=str(finished))
+    task = Retrieval(parse(wanted).task, seed=0)
+    begun = task.initial_parameters()
+    assert torch.equal(begun.pop("adapter"), torch.eye(384))
+    alone = load_file(finished / "model.safetensors")
+    assert all(torch.equal(begun[name], alone[name]) for name in alone)
+    assert begun.keys() == alone.keys()
+    accuracy = task.evaluate(task.initial_parameters())["accuracy"]
+    assert accuracy == pytest.approx(folder.summary_of(finished)["metrics"]["accuracy"], abs=1e-9)
+    wanted["bounding"] = {"rule": "clip", "bound": 1}
+    wanted["privacy"] = {"mechanism": "gaussian", "noise_multiplier": 1, "delta": 1e-5}
+    wanted["run"]["steps"] = 1
+    path = place / "begun.yaml"
+    path.write_text(json.dumps(wanted))
+    code, out, _ = command("train", path, "--out", place / "begun")
+    assert code == 0
+    for said in (out, folder.summary_of(place / "begun")["guarantee"], (place / "begun" / "report.html").read_text()):
+        assert "what the starting model was trained on" in said, "the epsilon is of this run alone"
+    assert "starting model" not in folder.summary_of(finished)["guarantee"]
+
+
+def test_a_model_to_begin_from_has_to_fit(finished: Path, place: Path, minilm: str) -> None:
+    deeper = document(minilm, place / "states", head={"pre_classifier": 16}, start=str(finished))
+    with pytest.raises(UserError, match=r"task.start=.* tensor .* should be"):
+        Retrieval(parse(deeper).task, seed=0).initial_parameters()
+    nowhere = document(minilm, place / "states", start=str(place / "nowhere"))
+    with pytest.raises(UserError, match="no model could be read from"):
+        Retrieval(parse(nowhere).task, seed=0).initial_parameters()
+
+
 def test_local_noise_prints_the_epsilon_that_it_buys(
     place: Path, minilm: str, command: Callable[..., tuple[int, str, str]]
 ) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from confide.federated.cohort import PartTrainer, Tally, parts
@@ -46,16 +47,22 @@ class InProcess:
 
     def __init__(self, trainer: PartTrainer) -> None:
         self.trainer = trainer
+        self._part: Tensor | None = None
 
     def train(
         self, central: Tensor, cohort: np.ndarray, step: int, total: Tensor, bounds: Tensor | None = None
     ) -> Tally:
         total.zero_()
-        part_sum, tally = total.new_empty(total.shape), Tally()
-        for users in parts(cohort, self.trainer.part_size):
+        tally = Tally()
+        for place, users in enumerate(parts(cohort, self.trainer.part_size)):
+            if place == 0:
+                tally.add(self.trainer.add_part(central, users, step, total, bounds))
+                continue
             # A part is summed on its own first: the order of additions must not depend on who trains it.
-            tally.add(self.trainer.add_part(central, users, step, part_sum.zero_(), bounds))
-            total.add_(part_sum)
+            if self._part is None:
+                self._part = torch.empty_like(total)
+            tally.add(self.trainer.add_part(central, users, step, self._part.zero_(), bounds))
+            total.add_(self._part)
         return tally
 
     def close(self) -> None:

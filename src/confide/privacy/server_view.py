@@ -2,8 +2,9 @@
 
 Such a server sees noisy sums alone, but sampling hides nobody from it, nor from the clients of the round. A user who
 was in m releases of multiplier z is covered by m Gaussians, without amplification. The ledger does not hold cohorts,
-which would undo the amplification for whoever reads it, so m is the largest that the sampler gives to anybody, but with
-probability 1e-6. A round that was made again has the same cohort: each repetition counts for everyone.
+which would undo the amplification for whoever reads it, so m is what a user's draws exceed with a probability of at
+most delta / 2. That probability is taken from delta and the Gaussians have the rest, so (epsilon, delta) is the whole
+promise. A round that was made again has the same cohort: each repetition counts for everyone.
 """
 
 from __future__ import annotations
@@ -17,15 +18,13 @@ from confide.privacy import accountant
 from confide.privacy.accountant import Accountant
 from confide.privacy.ledger import Entry
 
-UNLIKELY = 1e-6
-
 
 @dataclass(frozen=True)
 class ServerView:
     """What a run costs a user of whom the server knows when it took part."""
 
     releases: int
-    """The most that any user was in."""
+    """That a user was in; more has a part of delta."""
     epsilon: float
 
 
@@ -33,22 +32,24 @@ def server_view(entries: Sequence[Entry], delta: float, kind: Accountant) -> Ser
     if not entries:
         return ServerView(0, 0.0)
     event, steps = entries[0].event, len({entry.step for entry in entries})
-    most = most_draws(steps, event.rate, event.population) + len(entries) - steps
+    draws, more = most_draws(steps, event.rate, delta / 2)
+    most = draws + len(entries) - steps
     if not all(entry.event.private for entry in entries):
         return ServerView(most, math.inf)
     least = min(entry.event.noise_multiplier for entry in entries)
     # Where cohorts have a fixed size a user's data are replaced, as with local noise; otherwise they are left out.
     bare = replace(event, sampler="local" if event.sampler == "fixed" else "everyone", noise_multiplier=least)
-    return ServerView(most, accountant.epsilon([replace(bare, rate=1.0)] * most, delta, kind))
+    return ServerView(most, accountant.epsilon([replace(bare, rate=1.0)] * most, delta - more, kind))
 
 
-def most_draws(steps: int, rate: float, population: int) -> int:
-    """In how many of so many steps a user can be: no user of the population is in more, but with probability 1e-6."""
+def most_draws(steps: int, rate: float, unlikely: float) -> tuple[int, float]:
+    """In how many of so many steps a user is, but with a probability of at most `unlikely`; and that probability."""
     from scipy import stats  # type: ignore[import-untyped]
 
     if rate >= 1:
-        return steps
-    return min(steps, int(stats.binom.isf(UNLIKELY / population, steps, rate)))
+        return steps, 0.0
+    most = min(steps, int(stats.binom.isf(unlikely, steps, rate)))
+    return most, float(stats.binom.sf(most, steps, rate))
 
 
 def against_server(found: dict[str, Any]) -> str:

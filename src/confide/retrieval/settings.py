@@ -41,6 +41,11 @@ class RetrievalSettings(BaseModel):
         None, description="for head and adapter_head: a gate and expert heads in place of the one head"
     )
     search: SearchSettings = Field(SearchSettings(), description="for adapter_search and search")
+    start: Path | None = Field(
+        None,
+        description="run folder or safetensors file to begin from, such as a head trained on kept states; an "
+        "adapter that it lacks stays the identity; none: fresh weights",
+    )
     negatives: Annotated[int, Field(ge=1)] | None = Field(
         None, description="for adapter_search: a step compares with so many other documents; none: with all"
     )

@@ -26,6 +26,7 @@ from confide.extras import require
 from confide.federated.chain import Affine, Chain
 from confide.federated.items import Items, grouped
 from confide.federated.local import LocalTraining
+from confide.federated.start import load_start
 from confide.fingerprint import digest
 from confide.randomness import generator
 from confide.retrieval.corpora import read_data
@@ -88,7 +89,8 @@ class Retrieval:
         return self._examples
 
     def initial_parameters(self) -> dict[str, Tensor]:
-        return self.retriever.initial_parameters()
+        fresh = self.retriever.initial_parameters()
+        return fresh if self.settings.start is None else load_start(self.settings.start, fresh, optional=(ADAPTER,))
 
     def seconds(self, user: int) -> None:
         return None

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from confide.errors import UserError
 from confide.extras import require
 from confide.federated.items import Items, grouped
 from confide.federated.local import LocalTraining
+from confide.federated.start import load_start
 from confide.fingerprint import digest
 from confide.randomness import generator
 from confide.speech import model
@@ -172,28 +172,6 @@ class Speech:
 
     def fast_updates(self, *_: Any) -> None:
         return None
-
-
-def load_start(path: Path, fresh: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors to begin from. Names and shapes have to be those of the recipe's own model."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    file = path / "model.safetensors" if path.is_dir() else path
-    try:
-        found = load_file(file)
-    except (FileNotFoundError, SafetensorError, OSError) as error:
-        raise UserError(
-            f"task.start={path}: no model could be read from {file} ({error}); finish that run first"
-        ) from None
-    for name, tensor in fresh.items():
-        if name not in found or found[name].shape != tensor.shape:
-            given = tuple(found[name].shape) if name in found else "nothing"
-            raise UserError(
-                f"task.start={path}: tensor {name} should be {tuple(tensor.shape)} but {given} was found; "
-                "the starting model and task.model have to be of one kind, size and language"
-            )
-    return {name: found[name].to(tensor.dtype) for name, tensor in fresh.items()}
 
 
 def _metrics(found: Scores, loss: float) -> dict[str, float]:
