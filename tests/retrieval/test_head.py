@@ -93,3 +93,5 @@ def test_a_head_that_begins_as_documents_is_search_by_cosine() -> None:
     assert torch.equal(head.forward(settings, parameters, queries).argsort(dim=1), cosine.argsort(dim=1))
     with pytest.raises(ValidationError, match="pre_classifier"):
         HeadSettings(pre_classifier=4, start="documents")
+    with pytest.raises(ValidationError, match="give its width"):
+        HeadSettings(activation="relu")

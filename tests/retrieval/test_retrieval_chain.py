@@ -29,7 +29,16 @@ def task(tiny_model: Callable[..., Path], tmp_path: Path) -> Callable[..., Retri
     return make
 
 
-@pytest.mark.parametrize("head", [{}, {"scale": "unit"}, {"pre_classifier": 9, "scale": "layer"}])
+@pytest.mark.parametrize(
+    "head",
+    [
+        {},
+        {"scale": "unit"},
+        {"pre_classifier": 9, "scale": "layer"},
+        {"pre_classifier": 9, "activation": "relu", "scale": "layer"},
+        {"pre_classifier": 9, "activation": "tanh"},
+    ],
+)
 def test_factors_of_the_head_equal_autograd_on_the_same_batches(
     task: Callable[..., Retrieval], head: dict[str, Any]
 ) -> None:

@@ -6,7 +6,8 @@ state.
 
 Differs from the paper: `scale` can bring every hidden state to a common size first. Some models' states have a few
 very large entries, for which plain gradient descent needs a tiny rate. It uses nothing but the state itself, so it
-costs no privacy. Dropout without a pre-classifier is on the hidden states.
+costs no privacy. Dropout without a pre-classifier is on the hidden states. A pre-classifier may have an activation,
+with which it can do more than one linear layer can.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from confide.errors import UserError
+from confide.federated.chain import Activation
 
 Start = Literal["random", "documents"]
+_ACTIVATIONS = {"none": lambda x: x, "relu": torch.relu, "tanh": torch.tanh}
 _SHARPNESS = 10.0
 """Length of a row that begins as a document: a logit is ten times the cosine when states have length 1."""
 
@@ -35,6 +38,7 @@ class HeadSettings(BaseModel):
 
     kind: Literal["linear"] = "linear"
     pre_classifier: Annotated[int, Field(ge=1)] | None = Field(None, description="width of a linear layer before it")
+    activation: Activation = Field("none", description="what follows the pre-classifier")
     dropout: float = Field(0.0, ge=0, lt=1, description="before the last layer, in training")
     scale: Literal["none", "unit", "layer"] = Field(
         "none", description="hidden states as they are, of length 1, or each with mean 0 and deviation 1"
@@ -47,6 +51,8 @@ class HeadSettings(BaseModel):
             raise ValueError(
                 "start: documents cannot go through a pre_classifier, whose width is another; leave one out"
             )
+        if self.activation != "none" and self.pre_classifier is None:
+            raise ValueError(f"activation: {self.activation} follows a pre_classifier; give its width")
         return self
 
 
@@ -93,7 +99,7 @@ def forward(
     """Logits over documents. `randomness` means training: dropout. Without it the answer is deterministic."""
     x = scaled(settings.scale, hidden)
     if "pre.weight" in parameters:
-        x = functional.linear(x, parameters["pre.weight"], parameters["pre.bias"])
+        x = _ACTIVATIONS[settings.activation](functional.linear(x, parameters["pre.weight"], parameters["pre.bias"]))
     if settings.dropout and randomness is not None:
         keep = 1.0 - settings.dropout
         x = x * torch.empty_like(x).bernoulli_(keep, generator=randomness) / keep

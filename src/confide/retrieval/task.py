@@ -165,7 +165,7 @@ class Retrieval:
             return None
         layers: tuple[Affine, ...] = (Affine("head.weight", "head.bias"),)
         if settings.head.pre_classifier is not None:
-            layers = (Affine("pre.weight", "pre.bias"), *layers)
+            layers = (Affine("pre.weight", "pre.bias", settings.head.activation), *layers)
         return Chain(layers, lambda draw: draw.integers(2**63 - 1))  # the seed of a batch, which `batch` draws
 
     def rows(self, user: int) -> np.ndarray:
