@@ -112,7 +112,7 @@ def _population(summary: dict[str, Any]) -> str:
     found = enough(summary)
     label = f"users needed for epsilon below {TARGET:g}"
     if isinstance(found, str):
-        return card(label, "none", html.escape(found))
+        return card(label, "no number", html.escape(found))
     if found.population == summary["population"]:
         return card(label, f"{found.population:,}", "These users are enough.")
     return card(
