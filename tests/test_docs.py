@@ -2,7 +2,9 @@
 
 Blocks of a page are run in order, in one empty folder. A block that takes long, or that needs what not everyone has, is
 preceded by `<!-- not run: reason -->`; then its commands, options, recipes and values are checked, but nothing is
-trained. A block of YAML is a recipe; `<!-- file: name.yaml -->` before any block keeps it for the blocks after it.
+trained. After `<!-- needs: minilm, data -->` a block is run where that encoder can be had and the data are there, and
+checked in the same way elsewhere. A block of YAML is a recipe; `<!-- file: name.yaml -->` before any block keeps it for
+the blocks after it.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 FENCE = re.compile(
-    r"(?:^<!-- (?P<mark>not run|file): (?P<said>.+?) -->\n+)?"
+    r"(?:^<!-- (?P<mark>not run|needs|file): (?P<said>.+?) -->\n+)?"
     r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<body>.*?)^ *```$",
     re.MULTILINE | re.DOTALL,
 )
@@ -73,10 +75,18 @@ def make_targets() -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_every_block_of_a_page_works(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+    page: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: Command,
+    missing: Callable[[str], str | None],
 ) -> None:
+    monkeypatch.setenv("CONFIDE_DATA", str(Path(os.environ.get("CONFIDE_DATA", "../shared/data")).resolve()))
     monkeypatch.chdir(tmp_path)
+    absent: list[str] = []
     for block in blocks(page.read_text()):
+        if block.mark == "needs":
+            absent += [why for why in map(missing, block.said.split(", ")) if why is not None]
         if block.mark == "file":
             (tmp_path / block.said).write_text(block.body)
         if block.language == "python" and block.mark != "not run":
@@ -90,11 +100,28 @@ def test_every_block_of_a_page_works(
                     assert set(words[1:]) <= make_targets(), words
                 elif words[0] != "confide":
                     assert block.mark == "not run", f"{words} cannot be run here; say why before the block"
-                elif block.mark == "not run":
+                elif block.mark == "not run" or (block.mark == "needs" and absent):
                     checked(words)
                 else:
                     code, out, err = command(*words[1:])
                     assert code == 0, f"{shlex.join(words)}\n{out}\n{err}"
+    if absent:
+        pytest.skip(f"some blocks were checked but not run: {'; '.join(absent)}")
+
+
+@pytest.fixture
+def missing(request: pytest.FixtureRequest) -> Callable[[str], str | None]:
+    """Why something that a block needs is not here; nothing if it is."""
+
+    def why(need: str) -> str | None:
+        assert need in ("minilm", "data"), need
+        try:
+            request.getfixturevalue(need)
+        except pytest.skip.Exception as reason:
+            return str(reason)
+        return None
+
+    return why
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)

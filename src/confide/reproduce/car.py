@@ -4,8 +4,8 @@
 |---------|-------------------------------------------------------------------------------------------------|
 | figure2 | SMS spam: search, adapter + search, head, adapter + head                                        |
 | table1  | SMS spam, head and adapter + head: central, two clients, two clients with local noise           |
-| table2  | SMS spam, one, two and three clients: accuracy, and how much faster clients at once are          |
-| table3  | AG News, head on mean-pooled vectors: central, three clients, three clients with adaptive noise |
+| table2  | SMS spam, one, two and three clients: accuracy, and how much faster clients at once are         |
+| table3  | AG News, head on mean-pooled vectors: central, with a ReLU before it, three clients, with noise |
 | figure7 | arXiv, head: encoder by pooling, top 1 and top 10                                               |
 
 All of them share one file of finished cells, so that a run which two tables have is made once. Rates are chosen on a
@@ -47,6 +47,8 @@ FIXED = (
 ADAPTIVE = ("bounding={rule: clip, bound: 1, adaptive: {kind: car, noise_multiplier: 0.1, decay: 0}}",)
 WARM = ("bounding={rule: clip, bound: 1, adaptive: {kind: car, noise_multiplier: 0.1, decay: 0.9, warm_up: 3}}",)
 HEAD_RATES, UNIT_RATES, NEWS_RATES = (0.3, 1.0, 3.0), (5.0, 20.0, 60.0), (0.03, 0.1, 0.3)
+DEEP_RATES = (0.003, 0.01, 0.03)
+DEEPER = "task.head={pre_classifier: 256, activation: relu, dropout: 0.5, scale: layer}"
 ADAPTER_EPOCHS = 2
 
 
@@ -119,6 +121,7 @@ def table3() -> list[Cell]:
     alone = ("task.clients.clients=1", "sampling.cohort=1", "local.epochs=1", "run.steps=50")
     return [
         Cell({"scenario": "central"}, base, alone, NEWS_RATES, 94.18),
+        Cell({"scenario": "central, pre-classifier"}, base, (*alone, DEEPER, "run.steps=30"), DEEP_RATES),
         Cell({"scenario": "FL, 3 clients"}, base, (), NEWS_RATES, 93.39),
         Cell({"scenario": "FL + DP, adaptive, warm-up"}, base, (*WARM, unit), UNIT_RATES, 92.92),
     ]
@@ -288,7 +291,7 @@ def _claims(what: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 found.append(claim(f"{method}: points that {scenario} loses", lost, points, lost <= points))
         return found
     if what == "table3":
-        return [claim("central", rows[0]["accuracy"], 88.0, rows[0]["accuracy"] >= 88)]
+        return [claim(row["scenario"], row["accuracy"], 88.0, row["accuracy"] >= 88) for row in rows[:2]]
     if what == "figure7":
         return [
             claim(f"{row['encoder']}, {row['pooling']}: top 10 over top 1", row["top_k"] / row["accuracy"], 2.2,
