@@ -77,15 +77,16 @@ class Processes:
                 worker, slots[part] = idle.pop(), free.pop()
                 self._send(worker, {"step": step, "users": work[part].tolist(), "bounds": held, "slot": slots[part]})
                 busy[worker] = part
-            for worker, answer in self._answers(list(busy)):
-                done[busy.pop(worker)] = answer
-                idle.append(worker)
-            while next_part in done:
+            if next_part in done:  # while the workers are busy again
                 tally.add(done.pop(next_part))
                 slot = slots.pop(next_part)
                 total.add_(self.sums[slot, : self.size])
                 free.append(slot)
                 next_part += 1
+                continue
+            for worker, answer in self._answers(list(busy)):
+                done[busy.pop(worker)] = answer
+                idle.append(worker)
         return tally
 
     def _send(self, worker: int, job: dict[str, Any]) -> None:
