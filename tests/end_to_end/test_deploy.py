@@ -219,13 +219,17 @@ def test_clients_with_data_of_their_own_make_the_model_of_one_process(
 
 
 def test_the_plain_app_runs_on_a_stock_superlink_and_supernode(tmp_path: Path) -> None:
-    """`flwr run`, with Flower's own programs around it."""
+    """`flwr run`, with Flower's own programs around it, over TLS with certificates of `confide deploy keys`."""
+    made = tmp_path / "keys"
+    keys.make(made, 1, ["127.0.0.1"])
     text = RECIPE.replace("users: 3", "users: 1").replace("poisson, cohort: 2", "poisson, cohort: 1")
     recipe = written(tmp_path, text.replace("steps: 20", "steps: 1"))
     control, fleet, runtime = (free_port() for _ in range(3))
     home = tmp_path / "home"
     home.mkdir()
-    (home / "config.toml").write_text(f'[superlink.here]\naddress = "127.0.0.1:{control}"\ninsecure = true\n')
+    (home / "config.toml").write_text(
+        f'[superlink.here]\naddress = "127.0.0.1:{control}"\nroot-certificates = "{made / keys.CA}"\n'
+    )
     programs = Path(sys.executable).parent
     environment = os.environ | {"FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
     environment["PATH"] = f"{programs}{os.pathsep}{os.environ['PATH']}"  # Flower's programs look for each other there
@@ -236,10 +240,11 @@ def test_the_plain_app_runs_on_a_stock_superlink_and_supernode(tmp_path: Path) -
             return subprocess.Popen(given, env=environment, cwd=tmp_path, stdout=log, stderr=log)
 
     begun = [
-        start("flower-superlink", "--insecure", "--disable-runtime-dependency-installation", "--host", "127.0.0.1",
-              "--port", control, "--fleet-api-address", f"127.0.0.1:{fleet}"),
-        start("flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{fleet}", "--node-config", "users='0'",
-              "--host", "127.0.0.1", "--port", runtime),
+        start("flower-superlink", "--ssl-ca-certfile", made / keys.CA, "--ssl-certfile", made / keys.SERVER,
+              "--ssl-keyfile", made / keys.SERVER_KEY, "--disable-runtime-dependency-installation", "--host",
+              "127.0.0.1", "--port", control, "--fleet-api-address", f"127.0.0.1:{fleet}"),
+        start("flower-supernode", "--root-certificates", made / keys.CA, "--superlink", f"127.0.0.1:{fleet}",
+              "--node-config", "users='0'", "--host", "127.0.0.1", "--port", runtime),
     ]  # fmt: skip
     try:
         until(lambda: listens(control) or any(process.poll() is not None for process in begun), tmp_path / "flower.log")
