@@ -244,8 +244,8 @@ def _figure5(folder: Path, dataset: str, workers: int, quiet: bool) -> Result:
     wanted = load(f"{base}/federated", [*_begin(SEED, {SEED: start}), *noisy(0), "evaluation.every=5"])
     unfinished = (place / runs.RECIPE).exists() and not (place / runs.SUMMARY).exists()
     summary = runs.resume(place, workers, quiet) if unfinished else runs.train(wanted, place, workers, quiet)
-    figure = next(path for path, _ in draw_layers(place) if path.name == "layers_depth.png")
-    text = f"PFL-ASR figure 5 on {dataset}: norms of updates by kind of tensor and depth\nfigure: {figure}"
+    figure, shows = next(found for found in draw_layers(place) if found[0].name == "layers_depth.png")
+    text = f"PFL-ASR figure 5 on {dataset}: norms of updates by kind of tensor and depth\n{shows}\nfigure: {figure}"
     return Result([{"wer": summary["metrics"]["wer"], "figure": str(figure)}], [], text)
 
 
