@@ -158,6 +158,7 @@ def resume(run: Folder, workers: Workers = 1, as_json: Json = False) -> None:
 def ledger(run: Folder, as_json: Json = False) -> None:
     """Recompute the privacy spent from a run's ledger alone, and check every line of it."""
     from confide import folder
+    from confide.federated.start import NOT_COVERED
     from confide.privacy.accountant import shown
     from confide.privacy.server_view import against_server
 
@@ -175,6 +176,8 @@ def ledger(run: Folder, as_json: Json = False) -> None:
     )
     if "epsilon_server" in found:
         print(f"that is against whoever sees the models alone; {against_server(found)}")
+    if found["begins_elsewhere"]:
+        print(f"it does not cover {NOT_COVERED}")
     if not found["for_release"]:
         print("the noise was seeded: repeatable, for research; not for a release to others")
 

@@ -33,7 +33,7 @@ from confide.extras import missing
 from confide.federated import items
 from confide.federated.car_adaptive import NO_GUARANTEE, CarAdaptive
 from confide.federated.items import Items
-from confide.federated.start import NOT_COVERED, begins_elsewhere
+from confide.federated.start import NOT_COVERED
 from confide.federated.task import Task
 from confide.files import write_atomically
 from confide.privacy import accountant, ledger
@@ -158,6 +158,7 @@ def check_ledger(folder: Path) -> dict[str, Any]:
         "releases": book.count,
         "steps": len(book.latest),
         "last_hash": book.head,
+        "begins_elsewhere": book.header.get("begins_elsewhere", False),
     }
     if book.header.get("trust") == "distributed" and delta is not None:
         seen = server_view(book.entries, delta, kind)
@@ -174,7 +175,7 @@ def guarantee(recipe: Recipe, spent: dict[str, Any]) -> str:
     stated = f"epsilon {accountant.shown(spent['epsilon'])} at delta {recipe.privacy.delta:g}"
     if "epsilon_server" in spent:
         stated += f" against whoever sees the models alone; {against_server(spent)}"
-    if begins_elsewhere(recipe):
+    if spent["begins_elsewhere"]:
         stated += f"; it does not cover {NOT_COVERED}"
     return stated
 
@@ -376,7 +377,7 @@ def _finish(folder: Path, loop: Loop, state: State) -> dict[str, Any]:
         "recipe": loop.recipe.digest,
         "inputs": fingerprint.of_task(loop.task),
         "ledger_head": spent["last_hash"],
-        "begins_elsewhere": begins_elsewhere(loop.recipe),
+        "begins_elsewhere": spent["begins_elsewhere"],
         "environment": surroundings(),
     }
     summary |= {name: spent[name] for name in ("epsilon_server", "releases_of_a_user") if name in spent}

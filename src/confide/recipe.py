@@ -505,6 +505,8 @@ def _check_retrieval(task: Any, local: LocalTraining) -> list[str]:
         problems.append("task.head: has no meaning beside task.experts; leave one of them out")
     if task.negatives is not None and task.method != "adapter_search":
         problems.append(f"task.negatives: only used with method adapter_search, not {task.method}")
+    if task.start is not None and "documents" in (task.head.start, task.experts and task.experts.start):
+        problems.append("task.start: has the head's tensors already; leave it out, or start: documents")
     if task.trains_adapter and local.batch_size is None:
         problems.append(
             f"local.batch_size: required with task.method={task.method}, whose steps run the encoder; for example 16"

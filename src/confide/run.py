@@ -34,6 +34,7 @@ from confide.federated.bounding import Adaptive, Bounder, bounder, moved
 from confide.federated.car_adaptive import CarAdaptive, Clients
 from confide.federated.cohort import PartTrainer, Tally, part_size
 from confide.federated.parameters import Layout, all_finite, flatten
+from confide.federated.start import begins_elsewhere
 from confide.federated.task import Task
 from confide.privacy.events import Event
 from confide.privacy.ledger import Ledger
@@ -67,7 +68,7 @@ class Loop:
     """Seconds of each part of the last step."""
 
     def start(self) -> State:
-        parameters = flatten(self.task.initial_parameters())
+        parameters = flatten(getattr(self.task, "begin", self.task.initial_parameters)())
         state = State(0, parameters, optimisers.init(self.recipe.central, self.layout.views(parameters)))
         state.noise = self.plan.noise_memory(parameters)
         if isinstance(self.recipe.bounding.adaptive, Adaptive):
@@ -360,6 +361,7 @@ def ledger_header(recipe: Recipe, plan: Plan, task: Task) -> dict[str, Any]:
         "noise_source": recipe.privacy.source,
         "for_release": not plan.source.repeatable,
         "trust": recipe.privacy.trust,
+        "begins_elsewhere": begins_elsewhere(recipe),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -280,17 +281,21 @@ def test_the_adapter_trains_through_the_frozen_encoder(place: Path, minilm: str,
     assert losses[1] < losses[0]
 
 
+def made_from(wanted: dict[str, Any], seed: int = 0) -> Retrieval:
+    return Retrieval(RetrievalSettings.model_validate(wanted["task"]), seed)
+
+
 def test_adapter_and_head_begin_from_a_head_that_was_trained_alone(
     finished: Path, place: Path, minilm: str, command: Callable[..., tuple[int, str, str]]
 ) -> None:
     wanted = document(minilm, place / "states", method="adapter_head", start=str(finished))
-    task = Retrieval(parse(wanted).task, seed=0)
-    begun = task.initial_parameters()
-    assert torch.equal(begun.pop("adapter"), torch.eye(384))
+    task = made_from(wanted)
+    begun = task.begin()
+    assert torch.equal(begun["adapter"], torch.eye(384))
     alone = load_file(finished / "model.safetensors")
+    assert begun.keys() == {"adapter", *alone}
     assert all(torch.equal(begun[name], alone[name]) for name in alone)
-    assert begun.keys() == alone.keys()
-    accuracy = task.evaluate(task.initial_parameters())["accuracy"]
+    accuracy = task.evaluate(begun)["accuracy"]
     assert accuracy == pytest.approx(folder.summary_of(finished)["metrics"]["accuracy"], abs=1e-9)
     wanted["bounding"] = {"rule": "clip", "bound": 1}
     wanted["privacy"] = {"mechanism": "gaussian", "noise_multiplier": 1, "delta": 1e-5}
@@ -299,18 +304,38 @@ def test_adapter_and_head_begin_from_a_head_that_was_trained_alone(
     path.write_text(json.dumps(wanted))
     code, out, _ = command("train", path, "--out", place / "begun")
     assert code == 0
-    for said in (out, folder.summary_of(place / "begun")["guarantee"], (place / "begun" / "report.html").read_text()):
+    ledger = command("ledger", place / "begun")[1]
+    summary, page = folder.summary_of(place / "begun"), (place / "begun" / "report.html").read_text()
+    for said in (out, ledger, summary["guarantee"], page):
         assert "what the starting model was trained on" in said, "the epsilon is of this run alone"
     assert "starting model" not in folder.summary_of(finished)["guarantee"]
 
 
 def test_a_model_to_begin_from_has_to_fit(finished: Path, place: Path, minilm: str) -> None:
-    deeper = document(minilm, place / "states", head={"pre_classifier": 16}, start=str(finished))
-    with pytest.raises(UserError, match=r"task.start=.* tensor .* should be"):
-        Retrieval(parse(deeper).task, seed=0).initial_parameters()
-    nowhere = document(minilm, place / "states", start=str(place / "nowhere"))
+    def begin(seed: int = 0, **task_says: Any) -> None:
+        made_from(document(minilm, place / "states", **{"start": str(finished), **task_says}), seed).begin()
+
+    with pytest.raises(UserError, match=r"task.head or task.experts of that run are not this one's"):
+        begin(head={"pre_classifier": 16})
+    with pytest.raises(UserError, match=r"tensor pre.weight should be \(16, 384\) but nothing was found"):
+        begin(head={"pre_classifier": 16}, start=str(finished / "model.safetensors"))
+    with pytest.raises(UserError, match=r"tensor head.bias should be nothing but \(6,\) was found"):
+        begin(method="adapter_search")
+    with pytest.raises(UserError, match=r"the test data of that run are not this one's"):
+        begin(seed=1)
     with pytest.raises(UserError, match="no model could be read from"):
-        Retrieval(parse(nowhere).task, seed=0).initial_parameters()
+        begin(start=str(place / "nowhere"))
+
+
+def test_a_run_goes_on_when_the_model_it_began_from_is_gone(
+    finished: Path, place: Path, minilm: str, signal_after: Callable[..., AbstractContextManager[None]]
+) -> None:
+    begun, run = shutil.copytree(finished, place / "before"), place / "later"
+    with signal_after(2), pytest.raises(Stopped):
+        folder.train(parse(document(minilm, place / "states", start=str(begun))), run, quiet=True)
+    shutil.rmtree(begun)
+    folder.resume(run, quiet=True)
+    assert folder.summary_of(run)["steps"] == 4
 
 
 def test_local_noise_prints_the_epsilon_that_it_buys(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from confide.federated.local import LocalTraining
@@ -26,6 +27,12 @@ Activation = Literal["none", "relu", "tanh"]
 _ROWS = 1024  # of examples at a time: enough for an efficient product of matrices, few enough to keep workers busy
 _MOST_USERS = 256
 _LOOKED_AT = 1 << 16  # users, for the typical one
+
+
+def activated(kind: Activation, x: Tensor) -> Tensor:
+    if kind == "none":
+        return x
+    return torch.relu(x) if kind == "relu" else torch.tanh(x)
 
 
 @dataclass(frozen=True)

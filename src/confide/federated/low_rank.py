@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from confide.federated.chain import Affine, ChainTask, Ranks
+from confide.federated.chain import Affine, ChainTask, Ranks, activated
 from confide.federated.local import LocalTraining, batches
 from confide.federated.parameters import Layout
 from confide.federated.task import Task
@@ -119,9 +119,7 @@ class _Layer:
             kernel = self.gram[:, begin:end, :begin].to(central.dtype)
             kernel = kernel if self.bias is None else kernel + 1.0
             central = torch.baddbmm(central, kernel, self.gradients[:, :begin], alpha=-1.0)
-        if self.layer.activation == "relu":
-            return torch.relu(central)
-        return torch.tanh(central) if self.layer.activation == "tanh" else central
+        return activated(self.layer.activation, central)
 
     def central_output(self, inputs: Tensor) -> Tensor:
         return functional.linear(inputs, self.weight, self.bias)

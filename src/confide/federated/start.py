@@ -22,26 +22,31 @@ def begins_elsewhere(recipe: Recipe) -> bool:
 
 
 def load_start(path: Path, fresh: Mapping[str, Tensor], optional: Collection[str] = ()) -> dict[str, Tensor]:
-    """Tensors to begin from, with the names and shapes of the recipe's own model; the optional may stay fresh."""
+    """Tensors to begin from: those of the recipe's own model and no others, but that the optional may be missing."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     file = path / "model.safetensors" if path.is_dir() else path
     try:
         found = load_file(file)
-    except (FileNotFoundError, SafetensorError, OSError) as error:
+    except (SafetensorError, OSError) as error:
         raise UserError(
             f"task.start={path}: no model could be read from {file} ({error}); finish that run first"
         ) from None
-    begun = {name: tensor for name, tensor in fresh.items() if name in optional and name not in found}
-    for name, tensor in fresh.items():
-        if name in begun:
-            continue
-        if name not in found or found[name].shape != tensor.shape:
-            given = tuple(found[name].shape) if name in found else "nothing"
-            raise UserError(
-                f"task.start={path}: tensor {name} should be {tuple(tensor.shape)} but {given} was found; "
-                "the starting model has to be of the kind and size that the recipe describes"
-            )
-        begun[name] = found[name].to(tensor.dtype)
-    return {name: begun[name] for name in fresh}
+    lacks = {name for name in optional if name not in found}
+    wanted = {name: tuple(tensor.shape) for name, tensor in fresh.items() if name not in lacks}
+    wrong = misfit(found, wanted)
+    if wrong is not None:
+        raise UserError(
+            f"task.start={path}: {wrong}; the starting model has to be of the kind and size that the recipe describes"
+        )
+    return {name: tensor if name in lacks else found[name].to(tensor.dtype) for name, tensor in fresh.items()}
+
+
+def misfit(found: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]]) -> str | None:
+    """The first tensor that is missing, of another shape, or not asked for; none if everything fits."""
+    for name in {**wanted, **found}:
+        given = tuple(found[name].shape) if name in found else "nothing"
+        if wanted.get(name, "nothing") != given:
+            return f"tensor {name} should be {wanted.get(name, 'nothing')} but {given} was found"
+    return None

@@ -14,7 +14,8 @@ from confide.federated.local import LocalTraining, Updates
 class Task(Protocol):
     """A learning problem split over users.
 
-    A task may also have a `fingerprint`: digests of what it was made from, by name (see `confide.fingerprint`).
+    A task may also have a `fingerprint`: digests of what it was made from, by name (see `confide.fingerprint`); and
+    `begin`: the parameters that a run begins with, where they are not the fresh ones of `initial_parameters`.
     """
 
     name: str

@@ -4,7 +4,7 @@ Such a server sees noisy sums alone, but sampling hides nobody from it, nor from
 was in m releases of multiplier z is covered by m Gaussians, without amplification. The ledger does not hold cohorts,
 which would undo the amplification for whoever reads it, so m is what a user's draws exceed with a probability of at
 most delta / 2. That probability is taken from delta and the Gaussians have the rest, so (epsilon, delta) is the whole
-promise. A round that was made again has the same cohort: each repetition counts for everyone.
+promise. A round that was made again may have the same cohort: each repetition counts for everyone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ServerView:
     """What a run costs a user of whom the server knows when it took part."""
 
     releases: int
-    """That a user was in; more has a part of delta."""
+    """That a user was in at most, but for a probability that delta includes."""
     epsilon: float
 
 
@@ -54,7 +54,7 @@ def most_draws(steps: int, rate: float, unlikely: float) -> tuple[int, float]:
 
 def against_server(found: dict[str, Any]) -> str:
     """Of a ledger or summary with distributed trust: what holds against those who know who is in a round."""
-    most = f"a user in at most {found['releases_of_a_user']} of {found['releases']} releases"
+    most = f"a user in at most {found['releases_of_a_user']} of {found['releases']} releases, but for a part of delta"
     return (
         f"epsilon {accountant.shown(found['epsilon_server'])} against the server and the clients of a round, who know "
         f"who is in it: no amplification, {most}"

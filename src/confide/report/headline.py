@@ -14,7 +14,7 @@ from typing import Any
 from confide.errors import UserError
 from confide.federated.car_adaptive import NO_GUARANTEE, CarAdaptive
 from confide.federated.items import Items
-from confide.federated.start import NOT_COVERED, begins_elsewhere
+from confide.federated.start import NOT_COVERED
 from confide.privacy.accountant import shown
 from confide.privacy.planner import Point, grown
 from confide.privacy.server_view import against_server
@@ -153,7 +153,7 @@ def _promise(recipe: Recipe, summary: dict[str, Any]) -> str:
         if "epsilon_server" in summary
         else ""
     )
-    before = f" It does not cover {NOT_COVERED}." if begins_elsewhere(recipe) else ""
+    before = f" It does not cover {NOT_COVERED}." if summary.get("begins_elsewhere") else ""
     return (
         f"<p class='note{' promise' if summary['epsilon'] <= TARGET else ''}'>The final model is "
         f"<b>({shown(summary['epsilon'])}, {summary['delta']:g})</b>-differentially private for every user "

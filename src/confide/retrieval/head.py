@@ -23,10 +23,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from confide.errors import UserError
-from confide.federated.chain import Activation
+from confide.federated.chain import Activation, activated
 
 Start = Literal["random", "documents"]
-_ACTIVATIONS = {"none": lambda x: x, "relu": torch.relu, "tanh": torch.tanh}
 _SHARPNESS = 10.0
 """Length of a row that begins as a document: a logit is ten times the cosine when states have length 1."""
 
@@ -45,8 +44,13 @@ class HeadSettings(BaseModel):
     )
     start: Start = Field("random", description="rows at random, or the documents' own vectors: retrieval by search")
 
+    @property
+    def form(self) -> tuple[object, ...]:
+        """What decides the meaning of the head's tensors."""
+        return self.pre_classifier, self.activation, self.scale
+
     @model_validator(mode="after")
-    def _check_start(self) -> HeadSettings:
+    def _check_pre_classifier(self) -> HeadSettings:
         if self.start == "documents" and self.pre_classifier is not None:
             raise ValueError(
                 "start: documents cannot go through a pre_classifier, whose width is another; leave one out"
@@ -99,7 +103,7 @@ def forward(
     """Logits over documents. `randomness` means training: dropout. Without it the answer is deterministic."""
     x = scaled(settings.scale, hidden)
     if "pre.weight" in parameters:
-        x = _ACTIVATIONS[settings.activation](functional.linear(x, parameters["pre.weight"], parameters["pre.bias"]))
+        x = activated(settings.activation, functional.linear(x, parameters["pre.weight"], parameters["pre.bias"]))
     if settings.dropout and randomness is not None:
         keep = 1.0 - settings.dropout
         x = x * torch.empty_like(x).bernoulli_(keep, generator=randomness) / keep

@@ -13,8 +13,10 @@ central can be any optimiser of the loop.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -89,8 +91,35 @@ class Retrieval:
         return self._examples
 
     def initial_parameters(self) -> dict[str, Tensor]:
-        fresh = self.retriever.initial_parameters()
-        return fresh if self.settings.start is None else load_start(self.settings.start, fresh, optional=(ADAPTER,))
+        return self.retriever.initial_parameters()
+
+    def begin(self) -> dict[str, Tensor]:
+        fresh = self.initial_parameters()
+        if self.settings.start is None:
+            return fresh
+        self._check_start(self.settings.start)
+        return load_start(self.settings.start, fresh, optional=(ADAPTER,))
+
+    def _check_start(self, run: Path) -> None:
+        """Of a run's folder: it was trained on nothing that tests this one, and its numbers mean the same here."""
+        from confide.recipe import load
+
+        if not (run / "summary.json").exists():
+            return
+        theirs = load(str(run / "recipe.yaml"))
+        held, now = json.loads((run / "summary.json").read_text()).get("inputs", {}), self.fingerprint
+        others = [name for name in ("the test data", "the documents", "the encoder") if held.get(name) != now[name]]
+        if not isinstance(theirs.task, RetrievalSettings) or others:
+            raise UserError(
+                f"task.start={run}: {' and '.join(others) or 'the task'} of that run are not this one's; a model that "
+                "has seen this run's test queries would be judged too well: give both the same data and run.seed"
+            )
+        mine = self.settings.head.form, self.settings.experts, self.settings.experts and self.seed
+        if mine != (theirs.task.head.form, theirs.task.experts, theirs.task.experts and theirs.run.seed):
+            raise UserError(
+                f"task.start={run}: task.head or task.experts of that run are not this one's; its tensors would mean "
+                "something else"
+            )
 
     def seconds(self, user: int) -> None:
         return None

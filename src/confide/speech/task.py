@@ -89,7 +89,10 @@ class Speech:
         return self.store.examples
 
     def initial_parameters(self) -> dict[str, Tensor]:
-        fresh = model.initial_parameters(self.model, generator(self.seed, "model"))
+        return model.initial_parameters(self.model, generator(self.seed, "model"))
+
+    def begin(self) -> dict[str, Tensor]:
+        fresh = self.initial_parameters()
         return fresh if self.settings.start is None else load_start(self.settings.start, fresh)
 
     def seconds(self, user: int) -> np.ndarray:

@@ -19,6 +19,7 @@ from torch import Tensor
 from confide import folder
 from confide.errors import UserError
 from confide.extras import require
+from confide.federated.start import misfit
 from confide.progress import Reporter
 from confide.randomness import generator
 from confide.recipe import Recipe
@@ -178,13 +179,9 @@ def held_parameters(run: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[st
         ) from None
     except (SafetensorError, OSError) as error:
         raise UserError(f"{file} cannot be read as a model ({error}); put a whole copy in its place") from None
-    for name in {**shapes, **found}:
-        if name not in found or name not in shapes or tuple(found[name].shape) != shapes[name]:
-            given = tuple(found[name].shape) if name in found else "nothing"
-            raise UserError(
-                f"{file} does not fit {run / folder.RECIPE}: tensor {name} should be {shapes.get(name, 'nothing')} "
-                f"but is {given}; put the run's own model and recipe back"
-            )
+    wrong = misfit(found, shapes)
+    if wrong is not None:
+        raise UserError(f"{file} does not fit {run / folder.RECIPE}: {wrong}; put the run's own model and recipe back")
     return {name: found[name] for name in shapes}
 
 
