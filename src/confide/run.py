@@ -68,7 +68,7 @@ class Loop:
     """Seconds of each part of the last step."""
 
     def start(self) -> State:
-        parameters = flatten(getattr(self.task, "begin", self.task.initial_parameters)())
+        parameters = flatten(getattr(self.task, "starting_parameters", self.task.initial_parameters)())
         state = State(0, parameters, optimisers.init(self.recipe.central, self.layout.views(parameters)))
         state.noise = self.plan.noise_memory(parameters)
         if isinstance(self.recipe.bounding.adaptive, Adaptive):

@@ -290,7 +290,7 @@ def test_adapter_and_head_begin_from_a_head_that_was_trained_alone(
 ) -> None:
     wanted = document(minilm, place / "states", method="adapter_head", start=str(finished))
     task = made_from(wanted)
-    begun = task.begin()
+    begun = task.starting_parameters()
     assert torch.equal(begun["adapter"], torch.eye(384))
     alone = load_file(finished / "model.safetensors")
     assert begun.keys() == {"adapter", *alone}
@@ -313,7 +313,9 @@ def test_adapter_and_head_begin_from_a_head_that_was_trained_alone(
 
 def test_a_model_to_begin_from_has_to_fit(finished: Path, place: Path, minilm: str) -> None:
     def begin(seed: int = 0, **task_says: Any) -> None:
-        made_from(document(minilm, place / "states", **{"start": str(finished), **task_says}), seed).begin()
+        made_from(
+            document(minilm, place / "states", **{"start": str(finished), **task_says}), seed
+        ).starting_parameters()
 
     with pytest.raises(UserError, match=r"task.head or task.experts of that run are not this one's"):
         begin(head={"pre_classifier": 16})

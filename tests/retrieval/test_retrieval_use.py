@@ -203,7 +203,7 @@ def test_a_model_of_another_width_is_refused_by_name(tiny_run: Callable[..., Pat
     for name in (folder.RECIPE, folder.MODEL):
         (tmp_path / name).write_bytes((run / name).read_bytes())
     save_file({**load_file(run / folder.MODEL), "head.weight": torch.zeros(6, 17)}, tmp_path / folder.MODEL)
-    with pytest.raises(UserError, match=r"head.weight should be \(6, 16\) but is \(6, 17\)"):
+    with pytest.raises(UserError, match=r"head.weight should be \(6, 16\) but \(6, 17\) was found"):
         open_run(tmp_path, quiet=True)
 
 

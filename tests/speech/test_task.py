@@ -213,7 +213,7 @@ def test_fresh_weights_depend_on_the_seed_alone(place: Path) -> None:
 def test_a_run_may_start_from_another_runs_folder_or_file(place: Path, finished: Path) -> None:
     model = load_file(finished / folder.MODEL)
     for start in (finished, finished / folder.MODEL):
-        found = speech(place, start=str(start)).begin()
+        found = speech(place, start=str(start)).starting_parameters()
         assert found.keys() == model.keys()
         assert all(torch.equal(found[name], model[name]) for name in model)
     fresh = speech(place).initial_parameters()
@@ -222,16 +222,16 @@ def test_a_run_may_start_from_another_runs_folder_or_file(place: Path, finished:
 
 def test_a_start_that_does_not_fit_is_refused(place: Path, finished: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"conv.weight should be \(64, 7, 80\) but \(32, 7, 80\) was found"):
-        speech(place, start=str(finished), model={**MODEL, "width": 32}).begin()
+        speech(place, start=str(finished), model={**MODEL, "width": 32}).starting_parameters()
     with pytest.raises(UserError, match=r"blocks.01.ln1.scale should be \(16,\) but nothing was found"):
-        speech(place, start=str(finished), model={**MODEL, "layers": 2}).begin()
+        speech(place, start=str(finished), model={**MODEL, "layers": 2}).starting_parameters()
     (tmp_path / "broken.safetensors").write_bytes((finished / folder.MODEL).read_bytes()[:-9])
     for missing in (tmp_path, tmp_path / "nothing.safetensors", tmp_path / "broken.safetensors"):
         with pytest.raises(UserError, match="no model could be read from"):
-            speech(place, start=str(missing)).begin()
+            speech(place, start=str(missing)).starting_parameters()
     save_file({"other": torch.zeros(3)}, tmp_path / "other.safetensors")
     with pytest.raises(UserError, match="but nothing was found"):
-        speech(place, start=str(tmp_path / "other.safetensors")).begin()
+        speech(place, start=str(tmp_path / "other.safetensors")).starting_parameters()
 
 
 def test_corpora_in_two_languages_are_refused(place: Path) -> None:

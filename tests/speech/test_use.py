@@ -157,7 +157,7 @@ def test_a_model_that_does_not_fit_its_recipe_is_refused(learned: Learned, tmp_p
         load_recogniser(tmp_path)
     shapes = {name: tuple(t.shape) for name, t in load_recogniser(learned.run).parameters.items()}
     del shapes["norm.scale"]
-    with pytest.raises(UserError, match=r"norm\.scale should be nothing but is \(32,\)"):
+    with pytest.raises(UserError, match=r"norm\.scale should be nothing but \(32,\) was found"):
         held_parameters(learned.run, shapes)
 
 

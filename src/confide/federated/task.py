@@ -15,7 +15,7 @@ class Task(Protocol):
     """A learning problem split over users.
 
     A task may also have a `fingerprint`: digests of what it was made from, by name (see `confide.fingerprint`); and
-    `begin`: the parameters that a run begins with, where they are not the fresh ones of `initial_parameters`.
+    `starting_parameters`: what a run begins with, where that is not the fresh model of `initial_parameters`.
     """
 
     name: str

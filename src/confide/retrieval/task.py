@@ -93,7 +93,7 @@ class Retrieval:
     def initial_parameters(self) -> dict[str, Tensor]:
         return self.retriever.initial_parameters()
 
-    def begin(self) -> dict[str, Tensor]:
+    def starting_parameters(self) -> dict[str, Tensor]:
         fresh = self.initial_parameters()
         if self.settings.start is None:
             return fresh

@@ -91,7 +91,7 @@ class Speech:
     def initial_parameters(self) -> dict[str, Tensor]:
         return model.initial_parameters(self.model, generator(self.seed, "model"))
 
-    def begin(self) -> dict[str, Tensor]:
+    def starting_parameters(self) -> dict[str, Tensor]:
         fresh = self.initial_parameters()
         return fresh if self.settings.start is None else load_start(self.settings.start, fresh)
 
