@@ -89,7 +89,7 @@ def test_rates_are_chosen_without_the_test_rows_and_kept_for_all_seeds(
     assert [cell.run.seed for cell in tested] == [0, 1, 0, 1]
     assert {cell.local.learning_rate for cell in tested} <= {0.01, 0.5}
     assert result.rows[0]["speed_up"] == ""
-    assert 1.0 < result.rows[1]["speed_up"] < 4.0
+    assert result.rows[1]["speed_up"] > 0, "of a run of milliseconds: how large it is tells nothing"
     assert "97.0" in result.text
     for name in ("rows.csv", "accuracy.png", "curves.png"):
         assert (tmp_path / "out" / name).stat().st_size > 100
@@ -100,6 +100,13 @@ def test_clients_at_once_take_the_time_of_the_slowest(base: str) -> None:
     assert 0.3 * found["seconds"] < found["at_once"] < found["seconds"]
     assert len(found["curve"]) == 2
     assert found["epsilon"] is None
+
+
+def test_the_speed_up_is_the_time_of_one_client_over_that_of_several_at_once() -> None:
+    rows: list[dict[str, Any]] = [{"method": HEAD, "clients": clients, "noise": "none"} for clients in (1, 2)]
+    car._add_speed_ups(rows, [[{"seconds": 6.0, "at_once": 6.0}], [{"seconds": 6.5, "at_once": 3.0}]])
+    assert [row["speed_up"] for row in rows] == ["", 2.0]
+    assert [row["speed_up_paper"] for row in rows] == ["", "1.11"]
 
 
 def test_search_is_scored_without_training(base: str) -> None:

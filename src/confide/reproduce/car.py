@@ -83,8 +83,8 @@ def _sms(method: str, row: dict[str, Any], paper: float | None, clients: int = 1
         # Ten epochs in all, as the paper; noise is borne better in ten small rounds than in five of two epochs.
         rounds = ("run.steps=5", "local.epochs=2") if clients > 1 and not noise else ()
         return Cell(row, "retrieval/sms-head", (*shared, *unit, *rounds), UNIT_RATES if noise else HEAD_RATES, paper)
-    rounds = SMALL_ROUNDS if noise else (f"run.steps={ADAPTER_EPOCHS}",)
-    changes = (f"task.method={METHODS[method]}", *rounds, *shared)
+    length = SMALL_ROUNDS if noise else (f"run.steps={ADAPTER_EPOCHS}",)
+    changes = (f"task.method={METHODS[method]}", *length, *shared)
     return Cell(row, "retrieval/sms-both", changes, (), paper, method != SEARCH)
 
 
