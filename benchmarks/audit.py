@@ -61,7 +61,7 @@ def one(job: tuple[str, int]) -> tuple[str, int, float, float]:
     from contextlib import nullcontext
 
     from confide import recipe
-    from confide.audit import audit
+    from confide.runs.audit import audit
 
     kind, seed = job
     with broken(kind) if kind != "honest" else nullcontext():

@@ -20,7 +20,7 @@ import torch
 from confide import recipe
 from confide.federated.bounding import bounder
 from confide.federated.local import PlainUpdate
-from confide.places import data_folder
+from confide.files import data_folder
 from confide.privacy.ledger import Ledger
 from confide.run import make_loop
 

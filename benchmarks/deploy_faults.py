@@ -18,14 +18,14 @@ from pathlib import Path
 
 import numpy as np
 
-from confide import folder
-from confide.engines.flower.loopback import Loopback
-from confide.engines.flower.parcels import Parcel
-from confide.engines.flower.rehearsal import engine
-from confide.engines.flower.remote import TRAIN, Terms
+from confide.deploy.loopback import Loopback
+from confide.deploy.parcels import Parcel
+from confide.deploy.rehearsal import engine
+from confide.deploy.remote import TRAIN, Terms
 from confide.privacy.ledger import Ledger
 from confide.recipe import Recipe, load
 from confide.run import make_loop, simulate
+from confide.runs import folder
 
 RECIPE, USERS = "convex/digits", 287
 

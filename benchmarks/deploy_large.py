@@ -15,9 +15,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from confide import folder
 from confide.bench.compare import peak_mib
-from confide.engines.flower.loopback import Loopback
+from confide.deploy.loopback import Loopback
+from confide.runs import folder
 
 RECIPE = """\
 task: {{kind: bench/vector, parameters: {parameters}, users: 1}}

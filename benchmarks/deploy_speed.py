@@ -14,8 +14,8 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from confide import folder
-from confide.engines.flower.loopback import Loopback
+from confide.deploy.loopback import Loopback
+from confide.runs import folder
 
 RECIPE = """\
 task:

@@ -27,8 +27,9 @@ from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from confide import checkpoint, cli, folder
+from confide import cli
 from confide.privacy import ledger
+from confide.runs import checkpoint, folder
 
 # Seconds of training, and a state with everything in it: moments, a mean of iterates, evaluations to average.
 SETS = [

@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from confide.encoders.encoder import Batch, Encoder, EncoderSettings
+from confide.encoders.states import BATCH_TOKENS, batches_by_length, hidden_states
 from confide.recipe import Recipe, parse
 from confide.retrieval import head
-from confide.retrieval.encoder import Batch, Encoder, EncoderSettings
 from confide.retrieval.experts import multiply_adds
 from confide.retrieval.published import AgNewsSettings, SmsSpamSettings, ag_news, sms_spam
-from confide.retrieval.states import BATCH_TOKENS, batches_by_length, hidden_states
 from confide.run import simulate
 
 BATCH, RATE = 16, 0.1

@@ -34,7 +34,7 @@ from confide.privacy.events import Event
 from confide.privacy.gaussian import Address, System
 from confide.privacy.ledger import Ledger
 from confide.privacy.sampling import draw_cohort
-from confide.privacy.secure_sum import make_ring, prg
+from confide.privacy.trust.secure_sum import make_ring, prg
 from confide.recipe import parse
 from confide.run import make_loop
 

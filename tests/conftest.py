@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 if TYPE_CHECKING:
-    from confide.retrieval.encoder import Encoder
+    from confide.encoders.encoder import Encoder
 
 # A shell that begins the tests in its background has them and their processes ignore Ctrl-C, which some of them send.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -183,7 +183,7 @@ def tiny_encoder(tiny_model: Callable[..., Path]) -> Callable[..., Encoder]:
     """`tiny_encoder("causal", "mean", max_tokens=8)`."""
 
     def make(kind: Literal["causal", "masked"], pooling: Literal["last", "mean"] = "last", **more: Any) -> Encoder:
-        from confide.retrieval.encoder import Encoder, EncoderSettings
+        from confide.encoders.encoder import Encoder, EncoderSettings
 
         return Encoder(EncoderSettings(source=str(tiny_model(kind)), pooling=pooling, **more))
 
@@ -195,8 +195,8 @@ def real_encoder() -> Callable[..., Encoder]:
     """An installed preset; the test is skipped where there is none."""
 
     def make(name: str, pooling: Literal["last", "mean"] = "last") -> Encoder:
-        from confide.retrieval.encoder import Encoder, EncoderSettings
-        from confide.retrieval.presets import PRESETS
+        from confide.encoders.encoder import Encoder, EncoderSettings
+        from confide.encoders.presets import PRESETS
 
         if not PRESETS[name].installed:
             pytest.skip(f"the real model {name} is not installed; run `{PRESETS[name].command}`")
@@ -217,8 +217,8 @@ def data() -> Path:
 @pytest.fixture(scope="session")
 def minilm() -> str:
     """The small real encoder, fetched where it is not here yet; the test is skipped where that cannot be done."""
+    from confide.encoders.presets import install, preset
     from confide.errors import UserError
-    from confide.retrieval.presets import install, preset
 
     try:
         install(preset("minilm"))

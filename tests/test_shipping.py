@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 import confide
-from confide import extras
-from confide.completion import recipe_names
+from confide import errors
+from confide.commands.completion import recipe_names
 from confide.errors import UserError
 
 Command = Callable[..., tuple[int, str, str]]
@@ -88,7 +88,7 @@ def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
 
 
 def test_the_installed_wheel_trains_a_shipped_recipe_without_any_extra(site: Path, tmp_path: Path) -> None:
-    everything = tuple(name for names in extras.MODULES.values() for name in names)
+    everything = tuple(name for names in errors.MODULES.values() for name in names)
     words = ["train", "convex/digits", "--out", "run", "--set", "run={steps: 2}", "--set", "evaluation={every: 2}"]
     code, out, err = confide_without(everything, words, site, tmp_path)
     assert code == 0, err
@@ -108,7 +108,7 @@ def test_the_installed_package_is_the_one_that_runs(site: Path, tmp_path: Path) 
 def test_the_extras_bring_the_modules_that_are_asked_for_in_their_name() -> None:
     declared = PROJECT["optional-dependencies"]
     packages = {"faiss": "faiss-cpu", "espeakng_loader": "espeakng-loader"}
-    for extra, modules in extras.MODULES.items():
+    for extra, modules in errors.MODULES.items():
         names = {re.split(r"[<>=]", line)[0] for line in declared[extra]}
         assert {packages.get(module, module) for module in modules} <= names
     core = {re.split(r"[<>=]", line)[0] for line in PROJECT["dependencies"]}
@@ -125,7 +125,7 @@ def test_the_extras_bring_the_modules_that_are_asked_for_in_their_name() -> None
     ],
 )
 def test_a_missing_extra_is_named_with_the_line_that_mends_it(words: list[str], extra: str, tmp_path: Path) -> None:
-    code, out, err = confide_without(extras.MODULES[extra], words, None, tmp_path)
+    code, out, err = confide_without(errors.MODULES[extra], words, None, tmp_path)
     assert (code, out) == (2, "")
     assert f"pip install 'confide[{extra}]'" in err
     assert "Traceback" not in err
@@ -133,16 +133,16 @@ def test_a_missing_extra_is_named_with_the_line_that_mends_it(words: list[str], 
 
 
 def test_what_is_missing_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    monkeypatch.setattr(errors, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"needs soundfile, soxr, espeakng_loader, jiwer and unidecode, which are not"):
-        extras.require("speech", "speech recognition")
-    assert extras.explained(ModuleNotFoundError(name="nothing.known")) is None
+        errors.require("speech", "speech recognition")
+    assert errors.explained(ModuleNotFoundError(name="nothing.known")) is None
 
 
 def test_the_setup_and_the_readme_install_what_demo_and_tests_need() -> None:
     found = re.search(r"-e '\.\[(.*?)\]'", (ROOT / "Makefile").read_text())
     assert found is not None
-    assert {"dev", *extras.MODULES} <= set(found[1].split(","))
+    assert {"dev", *errors.MODULES} <= set(found[1].split(","))
     assert "confide[speech]" in (ROOT / "README.md").read_text()
 
 

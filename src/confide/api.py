@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from confide import folder as runs
 from confide.errors import UserError
 from confide.recipe import Recipe
 from confide.recipe import load as load_recipe
 from confide.recipe import parse as parse_recipe
+from confide.runs import folder as runs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from confide.comparison import Comparison
     from confide.privacy.accountant import Accountant
     from confide.privacy.planner import Answer
+    from confide.runs.comparison import Comparison
 
 Sets = Mapping[str, Any] | Sequence[str]
 """Changes to a recipe: {"privacy.target_epsilon": 2}, or ["privacy.target_epsilon=2"] as on the command line."""
@@ -130,7 +130,7 @@ def evaluate(
     run: str | Path | Run, corpus: str | None = None, sets: Sets = (), language_model: str | Path | None = None
 ) -> dict[str, Any]:
     """`confide evaluate RUN --json`."""
-    from confide.speech_commands import evaluation
+    from confide.commands.speech import evaluation
 
     place = run.folder if isinstance(run, Run) else Path(run)
     arpa = None if language_model is None else Path(language_model)
@@ -139,7 +139,7 @@ def evaluate(
 
 def compare(*folders: str | Path | Run) -> Comparison:
     """`confide compare RUN...`."""
-    from confide import comparison
+    from confide.runs import comparison
 
     return comparison.compare([each.folder if isinstance(each, Run) else Path(each) for each in folders])
 

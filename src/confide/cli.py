@@ -12,23 +12,40 @@ from typing import Annotated, Any
 
 import typer
 
-from confide import (
-    __version__,
-    bench_commands,
-    corpus_commands,
-    deploy_commands,
-    diagnose_commands,
-    encoder_commands,
-    plan_commands,
-    report_commands,
-    retrieval_commands,
-    speech_commands,
-    ui_commands,
+from confide import __version__
+from confide.commands import (
+    bench as bench_commands,
 )
-from confide.completion import recipe_names
+from confide.commands import (
+    corpus as corpus_commands,
+)
+from confide.commands import (
+    deploy as deploy_commands,
+)
+from confide.commands import (
+    diagnose as diagnose_commands,
+)
+from confide.commands import (
+    encoder as encoder_commands,
+)
+from confide.commands import (
+    plan as plan_commands,
+)
+from confide.commands import (
+    report as report_commands,
+)
+from confide.commands import (
+    retrieval as retrieval_commands,
+)
+from confide.commands import (
+    speech as speech_commands,
+)
+from confide.commands import (
+    ui as ui_commands,
+)
+from confide.commands.completion import recipe_names
 from confide.engines.ranks import LostRank, Place, dismiss, place
-from confide.errors import Stopped, UserError
-from confide.extras import explained
+from confide.errors import Stopped, UserError, explained
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -114,8 +131,8 @@ def train(
 
     Example: `confide train convex/digits --out runs/a --set privacy.target_epsilon=2 --set run.seed=1`
     """
-    from confide import folder
     from confide.recipe import load
+    from confide.runs import folder
 
     here = _rank(workers)
     _show_summary(folder.train(load(recipe, set_ or []), out, workers, as_json, here), out, as_json)
@@ -134,7 +151,7 @@ def demo(
     """
     from dataclasses import asdict
 
-    from confide.speech import demo as showing
+    from confide.reproduce import demo as showing
 
     rows = showing.demo(out, workers, quiet=as_json)
     if as_json:
@@ -149,7 +166,7 @@ def resume(run: Folder, workers: Workers = 1, as_json: Json = False) -> None:
 
     The number of workers, or of ranks (`torchrun ... -m confide resume RUN`), need not be that of the start.
     """
-    from confide import folder
+    from confide.runs import folder
 
     _show_summary(folder.resume(run, workers, as_json, _rank(workers)), run, as_json)
 
@@ -157,10 +174,10 @@ def resume(run: Folder, workers: Workers = 1, as_json: Json = False) -> None:
 @app.command()
 def ledger(run: Folder, as_json: Json = False) -> None:
     """Recompute the privacy spent from a run's ledger alone, and check every line of it."""
-    from confide import folder
     from confide.federated.start import NOT_COVERED
     from confide.privacy.accountant import shown
-    from confide.privacy.server_view import against_server
+    from confide.privacy.trust.server_view import against_server
+    from confide.runs import folder
 
     found = folder.check_ledger(run)
     if as_json:
@@ -204,9 +221,9 @@ def audit(
 
     Example: `confide audit convex/digits --set privacy.target_epsilon=3`
     """
-    from confide import audit as auditing
     from confide.progress import Reporter
     from confide.recipe import load
+    from confide.runs import audit as auditing
 
     wanted = load(recipe, set_ or [])
     with Reporter(f"audit of {recipe}", wanted.run.steps, 0, as_json) as reporter:
@@ -353,7 +370,7 @@ def _show_summary(summary: dict[str, Any], out: Path, as_json: bool) -> None:
 
     from confide.federated.start import NOT_COVERED
     from confide.privacy.accountant import shown
-    from confide.privacy.server_view import against_server
+    from confide.privacy.trust.server_view import against_server
 
     table = Table(show_header=False, title=f"{summary['task']}, seed {summary['seed']}")
     for name, value in summary["metrics"].items():

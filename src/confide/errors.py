@@ -1,10 +1,20 @@
-"""The one exception for mistakes that the person at the keyboard can mend.
+"""Mistakes that the person at the keyboard can mend, among them an extra of the package that is not installed.
 
 A message says what was given, what was expected and what to do. The command line prints it without a traceback
 and exits with code 2; anything else that escapes is a defect of the program.
 """
 
 from __future__ import annotations
+
+from importlib.util import find_spec
+
+MODULES = {
+    "speech": ("soundfile", "soxr", "espeakng_loader", "jiwer", "unidecode"),
+    "retrieval": ("transformers", "faiss", "gguf", "accelerate"),
+    "figures": ("matplotlib",),
+    "tensorboard": ("tensorboard",),
+}
+"""What an extra brings, by the names that Python imports."""
 
 
 class UserError(Exception):
@@ -13,3 +23,33 @@ class UserError(Exception):
 
 class Stopped(Exception):
     """Somebody asked the program to stop; everything is saved."""
+
+
+def require(extra: str, what: str) -> None:
+    """Refuse, before anything is done, what needs an extra that is not there."""
+    lost = missing(extra)
+    if lost:
+        raise UserError(sentence(extra, what, lost))
+
+
+def missing(extra: str) -> list[str]:
+    return [name for name in MODULES[extra] if find_spec(name) is None]
+
+
+def sentence(extra: str, what: str, lost: list[str]) -> str:
+    listed = lost[0] if len(lost) == 1 else f"{', '.join(lost[:-1])} and {lost[-1]}"
+    return f"{what} needs {listed}, which {'is' if len(lost) == 1 else 'are'} not installed; run {line(extra)}"
+
+
+def line(extra: str) -> str:
+    """The command that mends it."""
+    return f"`pip install 'confide[{extra}]'`"
+
+
+def explained(error: ModuleNotFoundError) -> str | None:
+    """What to do about a module that is missing, if an extra brings it."""
+    name = (error.name or "").partition(".")[0]
+    for extra, modules in MODULES.items():
+        if name in modules:
+            return sentence(extra, "this", [name])
+    return None

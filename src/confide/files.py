@@ -1,9 +1,22 @@
-"""Files that are either the old ones or the new ones, never half of each."""
+"""Files and folders: writing without half-written files, digests of content, and where data and kept results lie."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from confide.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+DATA_ENV = "CONFIDE_DATA"
+_USUAL = Path("../shared/data")
+CACHE_ENV = "CONFIDE_CACHE"
 
 
 def write_atomically(path: Path, content: bytes, suffix: str = ".tmp") -> None:
@@ -26,3 +39,53 @@ def write_atomically(path: Path, content: bytes, suffix: str = ".tmp") -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def digest(pieces: Iterable[str | bytes | Tensor | np.ndarray]) -> str:
+    """Of texts and arrays in their order; where one ends and the next begins counts."""
+    import numpy as np
+    from torch import Tensor
+
+    total = hashlib.blake2b(digest_size=16)
+    for piece in pieces:
+        if isinstance(piece, Tensor):
+            piece = piece.detach().cpu().numpy()
+        if isinstance(piece, np.ndarray):
+            total.update(f"array {piece.dtype} {piece.shape}".encode())
+            total.update(np.ascontiguousarray(piece).data.cast("B") if piece.size else b"")
+        else:
+            own = piece.encode("utf-8", "surrogatepass") if isinstance(piece, str) else piece
+            total.update(f"bytes {len(own)} ".encode())
+            total.update(own)
+    return total.hexdigest()
+
+
+def data_folder() -> Path:
+    """CONFIDE_DATA, else ../shared/data."""
+    own = os.environ.get(DATA_ENV)
+    return Path(own).expanduser() if own else _USUAL
+
+
+def cache_folder() -> Path:
+    """CONFIDE_CACHE, else XDG_CACHE_HOME/confide, else ~/.cache/confide."""
+    if own := os.environ.get(CACHE_ENV):
+        return Path(own).expanduser()
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared) / "confide"
+    return Path.home() / ".cache" / "confide"
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and say at once if it cannot be written to: before the minutes of computing, not after."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot make the cache folder {folder} ({error.strerror}); expected a folder that can be written to: "
+            f"name another one in the recipe or in the environment variable {CACHE_ENV}"
+        ) from error
+    if not os.access(folder, os.W_OK):
+        raise UserError(
+            f"the cache folder {folder} cannot be written to; expected one that can: change its permissions, or name "
+            f"another one in the recipe or in the environment variable {CACHE_ENV}"
+        )

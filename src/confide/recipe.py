@@ -21,7 +21,6 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from confide.bench.settings import MlpSettings, SpeechClientSettings, VectorSettings
 from confide.convex.logistic import LogisticSettings
 from confide.convex.quadratics import QuadraticSettings
 from confide.errors import UserError
@@ -35,6 +34,7 @@ from confide.privacy.sampling import Sampling
 from confide.retrieval.head import HeadSettings
 from confide.retrieval.settings import RetrievalSettings
 from confide.speech.settings import SpeechSettings
+from confide.workloads.settings import MlpSettings, SpeechClientSettings, VectorSettings
 
 TaskSettings = Annotated[
     LogisticSettings | QuadraticSettings | SpeechSettings | RetrievalSettings | PythonTaskSettings

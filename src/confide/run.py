@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from confide import __version__, fingerprint
-from confide.checkpoint import State
+from confide import __version__
+from confide.build import make_task
 from confide.engines.costs import expected_costs
 from confide.engines.distributed import Distributed
 from confide.engines.engine import Abandoned, Engine, InProcess, traits
@@ -41,7 +41,8 @@ from confide.privacy.ledger import Ledger
 from confide.privacy.plan import Plan, make_plan, spans_of
 from confide.randomness import generator
 from confide.recipe import Final, Recipe, Users
-from confide.tasks import make_task
+from confide.runs import fingerprint
+from confide.runs.checkpoint import State
 
 Record = dict[str, Any]
 

@@ -15,12 +15,12 @@ import torch
 
 from confide.bench import compare, recipes, scaling
 from confide.bench.compare import Candidate, Measured
+from confide.build import make_task
 from confide.errors import UserError
 from confide.federated.cohort import part_size
 from confide.federated.parameters import Layout
-from confide.report.bench_figures import draw_ratios, draw_scaling
+from confide.report.figures.bench import draw_ratios, draw_scaling
 from confide.run import simulate
-from confide.tasks import make_task
 
 SMALL: dict[str, dict[str, Any]] = {
     "mlp": {"users": 40, "distinct": 20, "width": 60, "hidden": 30, "examples": 12, "cohort": 7},

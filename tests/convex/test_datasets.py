@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from confide import places
+from confide import files
 from confide.convex import datasets, efficientnet
 from confide.errors import UserError
 
@@ -401,11 +401,11 @@ def test_cache_folder_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("CONFIDE_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert places.cache_folder() == tmp_path / ".cache" / "confide"
+    assert files.cache_folder() == tmp_path / ".cache" / "confide"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert places.cache_folder() == tmp_path / "xdg" / "confide"
+    assert files.cache_folder() == tmp_path / "xdg" / "confide"
     monkeypatch.setenv("CONFIDE_CACHE", str(tmp_path / "own"))
-    assert places.cache_folder() == tmp_path / "own"
+    assert files.cache_folder() == tmp_path / "own"
 
 
 # Shards

@@ -21,12 +21,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from confide import checkpoint, folder, recipe, run
+from confide import recipe, run
+from confide.build import make_task
 from confide.engines.processes import WorkerFailed
 from confide.errors import Stopped
 from confide.federated.parameters import flatten
 from confide.privacy import ledger, plan, sampling
-from confide.tasks import make_task
+from confide.runs import checkpoint, folder
 
 pytestmark = pytest.mark.usefixtures("no_figures_here")
 

@@ -22,14 +22,14 @@ from safetensors.torch import load_file
 
 pytest.importorskip("flwr", reason="deployment needs Flower: pip install 'confide[deploy]'")
 
-from confide import folder
-from confide.engines.flower import keys
-from confide.engines.flower.loopback import Loopback, free_port, listens
+from confide.deploy import keys
+from confide.deploy.loopback import Loopback, free_port, listens
 from confide.errors import UserError
 from confide.federated.parameters import Layout, flatten
 from confide.privacy.ledger import FILE, Ledger
 from confide.recipe import load
 from confide.run import Loop, simulate
+from confide.runs import folder
 
 RECIPE = """\
 task: {kind: convex/quadratics, users: 3, dimension: 6, rank: 3}
@@ -307,8 +307,8 @@ def test_an_expired_certificate_and_a_server_that_cannot_be_trusted(
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(new / keys.SERVER, new / keys.SERVER_KEY)
-    from confide.engines.flower.node import Access, check_reachable
-    from confide.engines.flower.superlink import Address
+    from confide.deploy.node import Access, check_reachable
+    from confide.deploy.superlink import Address
 
     other = tmp_path / "other"
     keys.make(other, 1, ["127.0.0.1"])

@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from confide import checkpoint, cli, folder, recipe, run
+from confide import cli, recipe, run
 from confide.engines import distributed
 from confide.engines.distributed import Member
 from confide.engines.ranks import place
@@ -32,6 +32,7 @@ from confide.federated.cohort import PartTrainer
 from confide.privacy import ledger
 from confide.privacy.ledger import Ledger
 from confide.privacy.plan import Plan
+from confide.runs import checkpoint, folder
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="ranks are forks"),

@@ -22,12 +22,13 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from confide import checkpoint, folder, recipe, run
+from confide import recipe, run
 from confide.federated import optimisers
 from confide.privacy import ledger
 from confide.privacy.ledger import Ledger
 from confide.privacy.plan import Plan
 from confide.recipe import Recipe
+from confide.runs import checkpoint, folder
 
 pytestmark = pytest.mark.usefixtures("no_figures_here")
 

@@ -22,13 +22,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from confide import checkpoint, folder, recipe
+from confide import recipe
+from confide.build import make_task
 from confide.federated.parameters import flatten
 from confide.federated.task import Task
 from confide.privacy.ledger import Ledger
 from confide.recipe import Recipe
 from confide.run import simulate
-from confide.tasks import make_task
+from confide.runs import checkpoint, folder
 
 Command = Callable[..., tuple[int, str, str]]
 Contents = Callable[[Path], dict[str, str]]

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from confide import checkpoint, folder
 from confide.errors import UserError
 from confide.federated import car_adaptive
 from confide.federated.car_adaptive import CarAdaptive, Clients
 from confide.privacy.ledger import Ledger
 from confide.recipe import Recipe, load
 from confide.run import simulate
+from confide.runs import checkpoint, folder
 
 CAR = "bounding.adaptive={kind: car, noise_multiplier: 0.1, warm_up: 2}"
 Command = Callable[..., tuple[int, str, str]]

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from confide import checkpoint, folder
 from confide.errors import Stopped
 from confide.federated.bounding import Adaptive, Bounding, allocated, bounder, moved
 from confide.federated.parameters import Layout
@@ -26,6 +25,7 @@ from confide.privacy.plan import Privacy, make_plan
 from confide.privacy.sampling import Sampling
 from confide.recipe import Recipe, load, parse
 from confide.run import simulate
+from confide.runs import checkpoint, folder
 from confide.theory.problems import Layered, Shape
 
 CALM = settings(deadline=None)  # a property holds on a busy machine as well

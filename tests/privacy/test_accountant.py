@@ -18,7 +18,7 @@ from confide.errors import UserError
 from confide.privacy.accountant import Accountant, check_supported, epsilon, noise_multiplier, shown
 from confide.privacy.events import Event, Sampler
 from confide.privacy.ledger import Entry
-from confide.privacy.server_view import most_draws, server_view
+from confide.privacy.trust.server_view import most_draws, server_view
 
 # A property holds on a busy machine as well.
 CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

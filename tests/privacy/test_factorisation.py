@@ -19,7 +19,7 @@ from torch import Tensor
 from confide.errors import UserError
 from confide.privacy import factorisation as f
 from confide.randomness import generator
-from confide.report.factorisation_figures import draw_factorisation
+from confide.report.figures.factorisation import draw_factorisation
 
 Array = NDArray[np.float64]
 SIGNED = np.array([1.0, -0.6, 0.3])

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from confide import checkpoint, folder, recipe
+from confide import recipe
 from confide.errors import UserError
 from confide.privacy import ledger
 from confide.privacy.accountant import epsilon
@@ -25,6 +25,7 @@ from confide.privacy.ledger import Entry, Ledger
 from confide.privacy.plan import Plan, Privacy, make_plan
 from confide.privacy.sampling import Sampling
 from confide.recipe import Recipe
+from confide.runs import checkpoint, folder
 
 # A property holds on a busy machine as well.
 CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

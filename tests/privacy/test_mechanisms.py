@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from confide import checkpoint, folder, recipe, run
+from confide import recipe, run
 from confide.errors import UserError
 from confide.federated.bounding import Adaptive, Bounding, bounder, moved
 from confide.federated.parameters import Layout
@@ -28,6 +28,7 @@ from confide.privacy.ledger import Ledger
 from confide.privacy.plan import Plan, Privacy, make_plan
 from confide.privacy.sampling import Sampling
 from confide.run import Loop, make_loop, simulate
+from confide.runs import checkpoint, folder
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.usefixtures("no_figures_here")

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from confide import folder, recipe
+from confide import recipe
 from confide.errors import UserError
 from confide.federated.bounding import Adaptive
 from confide.federated.parameters import Layout
@@ -26,6 +26,7 @@ from confide.privacy.plan import Plan, Privacy, Spans, make_plan, spans_of
 from confide.privacy.sampling import Sampling
 from confide.recipe import Recipe
 from confide.run import simulate
+from confide.runs import folder
 
 torch.set_num_threads(1)
 Command = Callable[..., tuple[int, str, str]]

@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from confide.commands.plan import app
 from confide.errors import UserError
-from confide.plan_commands import app
 from confide.privacy import planner
 from confide.privacy.accountant import Accountant
 from confide.privacy.planner import Answer, Noise, Point
-from confide.report import plan_figures
+from confide.report.figures import plan as plan_figures
 
 DELTA = 1e-9
 # PFL-ASR Tables 1, 17, 18 and 20: z, cohort, population, steps, printed epsilon; then RDP by opacus 1.6.0 and PLD by
@@ -235,7 +235,7 @@ def run(*words: object) -> str:
 
 
 def test_headline_by_command_in_three_seconds_of_work_without_torch() -> None:
-    code = "import sys; from confide.plan_commands import app; app(standalone_mode=False)"
+    code = "import sys; from confide.commands.plan import app; app(standalone_mode=False)"
     code += "; assert 'torch' not in sys.modules"
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     words = [sys.executable, "-c", code, "epsilon", *HEADLINE, "--delta", "1e-9", "--json"]

@@ -17,7 +17,7 @@ from scipy import stats  # type: ignore[import-untyped]
 from torch import Tensor
 
 from confide.errors import UserError
-from confide.privacy.secure_sum import (
+from confide.privacy.trust.secure_sum import (
     Ring,
     Rounding,
     add_up,

@@ -16,13 +16,14 @@ from hypothesis.extra.numpy import arrays
 from safetensors.torch import load_file
 from torch import Tensor
 
-from confide import folder, recipe
+from confide import recipe
 from confide.federated.cohort import PartTrainer
 from confide.recipe import Recipe
-from confide.report.layer_figures import draw_layers
+from confide.report.figures.layer import draw_layers
 from confide.report.layers import Layers, depth, kind, over_steps, read_layers
 from confide.report.page import write_report
 from confide.run import simulate
+from confide.runs import folder
 from confide.speech.model import ModelSettings, parameter_shapes
 
 torch.set_num_threads(1)

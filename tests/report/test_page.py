@@ -14,13 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from confide import folder, recipe
+from confide import recipe
 from confide.federated import items
 from confide.federated.items import Items
 from confide.privacy import planner
 from confide.privacy.accountant import shown
 from confide.report import headline
 from confide.report.page import write_report
+from confide.runs import folder
 from confide.speech.model import ModelSettings, parameter_shapes
 
 SUMMARY: dict[str, Any] = {

@@ -11,8 +11,7 @@ import pytest
 
 from confide import recipe
 from confide.errors import UserError
-from confide.reproduce import pfl_asr
-from confide.speech import demo
+from confide.reproduce import demo, pfl_asr
 
 Command = Callable[..., tuple[int, str, str]]
 VOICES = "{kind: synthetic, speakers: 4, utterances: 3, sentences: digits, digits: [1, 2]"

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from confide.retrieval.encoder import Encoder, length_groups
+from confide.encoders.encoder import Encoder, length_groups
+from confide.encoders.states import batches_by_length, hidden_states
 from confide.retrieval.published import SmsSpamSettings, sms_spam
-from confide.retrieval.states import batches_by_length, hidden_states
 
 TEXTS = ["Ok", "See you at six?", "WINNER!! You have been selected", "Free entry in 2 a wkly comp to win tkts"]
 

@@ -12,7 +12,7 @@ import pytest
 import soundfile
 from typer.testing import CliRunner
 
-from confide.corpus_commands import app
+from confide.commands.corpus import app
 from confide.errors import UserError
 
 
@@ -129,7 +129,7 @@ def test_every_kind_is_listed_with_what_it_needs() -> None:
 
 def test_help_does_not_wait_for_heavy_imports() -> None:
     program = (
-        "import sys, confide.corpus_commands\n"
+        "import sys, confide.commands.corpus\n"
         "print([m for m in ('torch', 'lhotse', 'soundfile', 'soxr', 'numpy', 'pydantic') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

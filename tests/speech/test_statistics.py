@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from confide.report.corpus_figures import draw_corpora
+from confide.report.figures.corpus import draw_corpora
 from confide.speech.corpus import Corpus, Skipped, Utterance
 from confide.speech.statistics import TABLE_2, statistics, summed_up
 
@@ -84,7 +84,7 @@ def test_a_figure_is_drawn_for_any_spread_of_speakers(tmp_path: Path, minutes: d
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("values", [[1, 1, 2, 3, 900], [5, 5], [7], [9, 14, 12, 13], list(range(1, 200))])
 def test_no_speaker_falls_outside_the_bins(values: list[float], whole: bool) -> None:
-    from confide.report.corpus_figures import _edges
+    from confide.report.figures.corpus import _edges
 
     wide = max(values) / min(values) > 30
     counts, _ = np.histogram(values, _edges(values, wide, whole))

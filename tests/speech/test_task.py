@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from confide import folder
 from confide.errors import Stopped, UserError
 from confide.federated import items
 from confide.federated.custom import BasicTask
@@ -26,6 +25,7 @@ from confide.federated.parameters import Layout, flatten
 from confide.randomness import generator
 from confide.recipe import Recipe, parse
 from confide.run import simulate
+from confide.runs import folder
 from confide.speech.corpus import counted
 from confide.speech.settings import SpeechSettings
 from confide.speech.task import Speech

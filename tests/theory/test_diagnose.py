@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from confide import checkpoint, folder
-from confide.checkpoint import State
 from confide.errors import UserError
 from confide.federated.bounding import Bounding, bounder
 from confide.federated.local import LocalTraining
@@ -22,6 +20,8 @@ from confide.federated.parameters import Layout, flatten
 from confide.privacy.plan import Privacy, make_plan
 from confide.privacy.sampling import Sampling
 from confide.recipe import load, parse
+from confide.runs import checkpoint, folder
+from confide.runs.checkpoint import State
 from confide.theory import measure as measuring
 from confide.theory.diagnose import diagnose
 from confide.theory.measure import Measured, measure
@@ -251,7 +251,7 @@ def test_a_model_of_several_tensors_with_moments_is_diagnosed() -> None:
         "privacy={mechanism: gaussian, noise_multiplier: 1, delta: 1.0e-5}",
     ]  # fmt: skip
     recipe = load("convex/digits", changes)
-    from confide.tasks import make_task
+    from confide.build import make_task
 
     task = make_task(recipe.task, 0)
     start = task.initial_parameters()

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from confide import folder, recipe
+from confide import recipe
+from confide.runs import folder
 from confide.ui.server import Server, make_server
 from confide.ui.shelf import Shelf
 

@@ -19,8 +19,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from confide import folder, recipe
+from confide import recipe
 from confide.errors import UserError
+from confide.runs import folder
 from confide.ui import planning
 from confide.ui.server import MOST_SOUND, Server, is_loopback, make_server
 from confide.ui.shelf import Shelf

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from confide.bench import data
 from confide.bench.protocol import Gate, serve
+from confide.workloads import data
 
 CLIP, NOISE, RATE = 0.5, 1.0, 0.1
 COHORT = {"A": 100, "B": 16}

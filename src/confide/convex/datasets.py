@@ -31,8 +31,7 @@ from torch import Tensor
 
 from confide.convex import efficientnet
 from confide.errors import UserError
-from confide.files import write_atomically
-from confide.places import CACHE_ENV, cache_folder, make_folder
+from confide.files import CACHE_ENV, cache_folder, make_folder, write_atomically
 
 Name = Literal["digits", "fashion-mnist", "cifar10"]
 Say = Callable[[str], None]

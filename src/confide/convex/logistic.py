@@ -27,7 +27,7 @@ from confide.convex import datasets
 from confide.federated.items import Items
 from confide.federated.local import LocalTraining, Updates
 from confide.federated.parameters import Layout
-from confide.fingerprint import digest
+from confide.files import digest
 from confide.randomness import generator
 
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from confide.federated.local import LocalTraining, Updates
-from confide.fingerprint import digest
+from confide.files import digest
 from confide.randomness import generator
 
 

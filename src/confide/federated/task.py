@@ -14,8 +14,8 @@ from confide.federated.local import LocalTraining, Updates
 class Task(Protocol):
     """A learning problem split over users.
 
-    A task may also have a `fingerprint`: digests of what it was made from, by name (see `confide.fingerprint`); and
-    `starting_parameters`: what a run begins with, where that is not the fresh model of `initial_parameters`.
+    A task may also have a `fingerprint`: digests of what it was made from, by name (see `confide.runs.fingerprint`);
+    and `starting_parameters`: what a run begins with, where that is not the fresh model of `initial_parameters`.
     """
 
     name: str

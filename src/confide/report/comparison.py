@@ -15,7 +15,7 @@ from confide.report.sections import MOST_GROUPS
 from confide.report.shell import Cell, document, table
 
 if TYPE_CHECKING:
-    from confide.comparison import Compared, Comparison
+    from confide.runs.comparison import Compared, Comparison
 
 
 def write_page(path: Path, found: Comparison) -> Path:

@@ -17,10 +17,10 @@ from confide.federated.items import Items
 from confide.federated.start import NOT_COVERED
 from confide.privacy.accountant import shown
 from confide.privacy.planner import Point, grown
-from confide.privacy.server_view import against_server
+from confide.privacy.trust.server_view import against_server
 from confide.recipe import Recipe
-from confide.report.intervals import interval
 from confide.report.shell import card
+from confide.runs.intervals import interval
 
 TARGET = 10.0
 NAMES = {"wer": "word error rate, %", "accuracy": "accuracy", "suboptimality": "suboptimality"}

@@ -57,8 +57,8 @@ def render(folder: Path, recipe: Recipe, summary: dict[str, Any] | None) -> str:
 
 def draw_figures(folder: Path) -> list[Path]:
     """The curves as PNG files, for papers and slides."""
-    from confide.report.figures import draw_run
-    from confide.report.layer_figures import draw_layers
+    from confide.report.figures.layer import draw_layers
+    from confide.report.figures.sheets import draw_run
 
     records = whole_lines(folder / "metrics.jsonl")
     metric = next((next(iter(r["evaluation"])) for r in records if "evaluation" in r), "metric")

@@ -34,7 +34,7 @@ from confide.engines.engine import InProcess
 from confide.errors import UserError
 from confide.privacy.ledger import Ledger
 from confide.recipe import Recipe, load
-from confide.report.retrieval_figures import draw_bars, draw_curves
+from confide.report.figures.retrieval import draw_bars, draw_curves
 from confide.reproduce.grid import Result, cached_task, claim, run_cells, write_rows
 from confide.run import make_loop
 
@@ -189,7 +189,7 @@ def measure(recipe: Recipe) -> dict[str, Any]:
 
 
 def _measure_search(recipe: Recipe) -> dict[str, Any]:
-    from confide.retrieval.use import open_search
+    from confide.runs.library import open_search
 
     began = time.process_time()
     found = open_search(recipe, "search", quiet=True).evaluate()

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from confide import __version__
+from confide.build import make_task
 from confide.errors import Stopped, UserError
 from confide.federated.task import Task
 from confide.files import write_atomically
 from confide.progress import Reporter, stop_on_signal
 from confide.recipe import Recipe
-from confide.tasks import make_task
 
 Measure = Callable[[Recipe], dict[str, Any]]
 """Runs one cell. A function of a module, because it is called in another process."""

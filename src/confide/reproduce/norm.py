@@ -16,7 +16,7 @@ import torch
 from confide.errors import UserError
 from confide.randomness import generator
 from confide.recipe import Recipe, load
-from confide.report import figures
+from confide.report.figures import sheets as figures
 from confide.reproduce.grid import Result, cached_task, claim, run_cells, write_rows
 from confide.run import Loop, mean_of_recent, simulate
 

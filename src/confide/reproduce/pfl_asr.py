@@ -21,14 +21,14 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from confide import folder as runs
 from confide.errors import UserError
 from confide.privacy.ledger import Ledger
 from confide.recipe import Recipe, load
-from confide.report.layer_figures import draw_layers
-from confide.report.speech_figures import draw_clipping
+from confide.report.figures.layer import draw_layers
+from confide.report.figures.speech import draw_clipping
 from confide.reproduce.grid import Result, run_cells, write_rows
 from confide.run import Loop, make_loop, simulate
+from confide.runs import folder as runs
 from confide.speech.model import kind_of
 
 BASES = {"audiomnist": "speech/digits", "synthetic": "speech/embedded"}

@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from confide.errors import UserError
-from confide.places import DATA_ENV, data_folder
+from confide.files import DATA_ENV, data_folder
 from confide.retrieval.data import Document, RetrievalCorpus, Row, SplitSettings, assemble
 from confide.retrieval.lines import text_lines
 

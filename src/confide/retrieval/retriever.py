@@ -17,16 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from confide.extras import require
+from confide.encoders.encoder import Encoder, EncoderSettings
+from confide.encoders.states import batches_by_length, hidden_states
+from confide.errors import require
 from confide.randomness import generator
 from confide.retrieval import experts, head
 from confide.retrieval.data import Document
-from confide.retrieval.encoder import Encoder, EncoderSettings
 from confide.retrieval.experts import Clusters
 from confide.retrieval.metrics import DEPTH, ranks_from_lists, ranks_from_scores
 from confide.retrieval.search import DocumentIndex, inner_products, training_logits
 from confide.retrieval.settings import RetrievalSettings
-from confide.retrieval.states import batches_by_length, hidden_states
 
 ADAPTER = "adapter"
 # Scores of so many query-document pairs at a time: 64 MB.
@@ -36,7 +36,7 @@ _PAIRS = 2**24
 def open_encoder(settings: EncoderSettings) -> Encoder:
     """The one place where a recipe's encoder is made, here or on a server."""
     require("retrieval", "retrieval")
-    from confide.retrieval import remote
+    from confide.encoders import remote
 
     return remote.open_encoder(settings)
 

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from confide.encoders.encoder import EncoderSettings
 from confide.retrieval.corpora import DataSettings
 from confide.retrieval.embedded import EmbeddedSettings
-from confide.retrieval.encoder import EncoderSettings
 from confide.retrieval.experts import ExpertsSettings
 from confide.retrieval.head import HeadSettings
 from confide.retrieval.search import SearchSettings

@@ -23,22 +23,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from confide.errors import UserError
-from confide.extras import require
+from confide.encoders.encoder import Batch
+from confide.encoders.states import HiddenStates, hidden_states
+from confide.errors import UserError, require
 from confide.federated.chain import Affine, Chain
 from confide.federated.items import Items, grouped
 from confide.federated.local import LocalTraining
 from confide.federated.start import load_start
-from confide.fingerprint import digest
+from confide.files import digest
 from confide.randomness import generator
 from confide.retrieval.corpora import read_data
-from confide.retrieval.encoder import Batch
 from confide.retrieval.head import scaled
 from confide.retrieval.metrics import ndcg, reciprocal
 from confide.retrieval.retriever import ADAPTER, Retriever, open_encoder
 from confide.retrieval.settings import RetrievalSettings
 from confide.retrieval.splits import by_client
-from confide.retrieval.states import HiddenStates, hidden_states
 
 
 class Retrieval:

@@ -31,8 +31,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from confide.errors import UserError
-from confide.files import write_atomically
-from confide.places import cache_folder, make_folder
+from confide.files import cache_folder, make_folder, write_atomically
 from confide.progress import Reporter
 from confide.speech.corpus import Corpus, Skipped, Undecodable, Utterance, read_audio
 from confide.speech.features import FeatureSettings, log_mel

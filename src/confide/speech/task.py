@@ -19,12 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from confide.errors import UserError
-from confide.extras import require
+from confide.errors import UserError, require
 from confide.federated.items import Items, grouped
 from confide.federated.local import LocalTraining
 from confide.federated.start import load_start
-from confide.fingerprint import digest
+from confide.files import digest
 from confide.randomness import generator
 from confide.speech import model
 from confide.speech.augment import augment

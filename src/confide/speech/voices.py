@@ -30,7 +30,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from confide.errors import UserError
-from confide.places import cache_folder, make_folder
+from confide.files import cache_folder, make_folder
 from confide.progress import Reporter
 from confide.randomness import generator
 from confide.speech.corpus import Corpus, Language, Utterance

@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-from confide import checkpoint, folder
-from confide.checkpoint import State
 from confide.errors import UserError
 from confide.federated.bounding import Bounder
 from confide.federated.task import Task
@@ -20,6 +18,8 @@ from confide.privacy.plan import Plan
 from confide.randomness import generator
 from confide.recipe import Recipe
 from confide.run import make_loop
+from confide.runs import checkpoint, folder
+from confide.runs.checkpoint import State
 from confide.speech.model import kind_of
 from confide.theory import norm, pfl_asr
 from confide.theory.advice import Advice, advise

@@ -103,7 +103,7 @@ class Handler(BaseHTTPRequestHandler):
         except UserError as error:
             self._json({"error": str(error)}, HTTPStatus.BAD_REQUEST)
         except ModuleNotFoundError as error:
-            from confide.extras import explained
+            from confide.errors import explained
 
             self._json({"error": explained(error) or str(error)}, HTTPStatus.BAD_REQUEST)
         except (ConnectionError, TimeoutError):

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from confide import folder as runs
 from confide.errors import UserError
-from confide.watch import Watched
+from confide.runs import folder as runs
+from confide.runs.watch import Watched
 
 DEEPEST, MOST_RUNS = 4, 2000
 AUDIO = {".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus"}
@@ -73,8 +73,8 @@ class Shelf:
         )
 
     def comparison(self, names: Iterable[str]) -> str:
-        from confide.comparison import compare
         from confide.report.comparison import render
+        from confide.runs.comparison import compare
 
         places = [self.find(name) for name in dict.fromkeys(names)]
         if len(places) > 12:
@@ -84,8 +84,8 @@ class Shelf:
 
     def transcribe(self, name: str, sound: bytes, filename: str) -> dict[str, Any]:
         """What a recording says, by a finished speech run."""
+        from confide.runs.recogniser import load_recogniser
         from confide.speech.corpus import Undecodable, read_file
-        from confide.speech.use import load_recogniser
 
         place = self.find(name)
         suffix = Path(filename).suffix.lower()
@@ -112,7 +112,7 @@ class Shelf:
 
     def retrieve(self, name: str, query: str, k: int) -> dict[str, Any]:
         """Documents for a query, by a finished retrieval run."""
-        from confide.retrieval.use import open_run
+        from confide.runs.library import open_run
 
         place = self.find(name)
         if len(query) > 4000:

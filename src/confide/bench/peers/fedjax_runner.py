@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from confide.bench import data
 from confide.bench.protocol import serve
+from confide.workloads import data
 
 COHORT, CLIP, NOISE = 100, 0.5, 1.0
 

@@ -113,7 +113,7 @@ class Gated(TrainingProcessCallback):  # type: ignore[misc]
 
 
 def main() -> None:
-    from confide.bench import data
+    from confide.workloads import data
 
     if sys.argv[1] == "C":
         large(int(sys.argv[3]))

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from confide.extras import require
+from confide.errors import require
 from confide.speech.corpora.an4 import An4Settings, an4
 from confide.speech.corpora.common_voice import CommonVoiceSettings, common_voice
 from confide.speech.corpora.digits import AudioMnistSettings, FsddSettings, audiomnist, fsdd

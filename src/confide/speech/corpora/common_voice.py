@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from confide.errors import UserError
-from confide.places import data_folder
+from confide.files import data_folder
 from confide.speech.corpora.listing import Entry, gathered
 from confide.speech.corpora.settings import SpeakerSettings
 from confide.speech.corpora.tables import read_table

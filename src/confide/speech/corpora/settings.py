@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from confide.errors import UserError
-from confide.places import DATA_ENV, data_folder
+from confide.files import DATA_ENV, data_folder
 
 
 class SpeakerSettings(BaseModel):

@@ -1,0 +1,165 @@
+"""`confide deploy`: a server and clients on real machines, over Flower. Heavy imports only where they are used."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from confide.errors import UserError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="""Train with clients that keep their data on their own machines, over gRPC with TLS (needs confide\\[deploy]).
+
+\b
+  confide deploy keys keys --clients 3 --host server.example     certificates and keys, once
+  confide deploy server RECIPE --out runs/a --keys keys          on the server
+  confide deploy client --server server.example:9092 --ca ca.pem --key client-0 --user 0 --data ./speech
+""",
+)
+
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one value of the recipe; may be repeated."),
+]
+Plain = Annotated[bool, typer.Option("--plain", help="No TLS and no keys: for a closed test network only.")]
+
+
+@app.command()
+def keys(
+    folder: Annotated[Path, typer.Argument(help="A new folder for certificates and keys.")],
+    clients: Annotated[int, typer.Option(min=1, help="How many clients get a key pair.")],
+    host: Annotated[
+        list[str] | None, typer.Option(help="Name or address under which clients reach the server; may be repeated.")
+    ] = None,
+    users: Annotated[
+        int | None, typer.Option(min=1, help="For a simulation: so many users, dealt to the clients in turn.")
+    ] = None,
+    days: Annotated[float, typer.Option(help="How long the certificates are valid.")] = 90,
+) -> None:
+    """Make a certificate authority, the server's certificate, and a key pair for each client.
+
+    The server keeps the folder. Client i needs ca.pem and its own client-i, nothing else. federation.json says which
+    key speaks for which users; who has no key in it gets nothing.
+    """
+    from confide.deploy import keys as making
+
+    made = making.make(folder, clients, host or ["127.0.0.1", "localhost"], users, days)
+    print(
+        f"{folder}: {len(made.nodes)} clients for {made.population} users; keep *.key secret, give client-i to client i"
+    )
+
+
+@app.command()
+def server(
+    recipe: Annotated[
+        str | None, typer.Argument(help="Name of a shipped recipe or path of a YAML file; none with --resume.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run. One that holds this run goes on.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    keys: Annotated[Path | None, typer.Option(help="The folder that `confide deploy keys` made.")] = None,
+    listen: Annotated[str, typer.Option(help="Address and port for the clients.")] = "0.0.0.0:9092",
+    deadline: Annotated[float, typer.Option(min=0.1, help="Seconds that a round waits for answers.")] = 600,
+    minimum: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="Share of a round's cohort that must answer; below it nothing is released."),
+    ] = 0.5,
+    tries: Annotated[int, typer.Option(min=1, help="How often a step is tried before the run stops.")] = 3,
+    wait_for: Annotated[int, typer.Option(min=1, help="Begin when so many users are here.")] = 1,
+    users: Annotated[int | None, typer.Option(min=1, help="With --plain: the number of users.")] = None,
+    plain: Plain = False,
+    set_: Sets = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
+) -> None:
+    """Run a recipe over clients on other machines.
+
+    The server samples, bounds what arrives again, adds noise, steps, and keeps ledger and checkpoints. A round closes
+    with those who answered by the deadline; the sum is divided by the expected cohort and gets its whole noise all the
+    same. Ctrl-C stops after the step; the same command, or --resume RUN, goes on.
+    """
+    _needs_flower()
+    from confide import cli
+    from confide.deploy.deployment import Hosting, serve
+    from confide.deploy.remote import Terms
+    from confide.recipe import load
+    from confide.runs import folder
+
+    place = resume or out
+    if place is None or (recipe is None) == (resume is None):
+        raise UserError(
+            "expected `confide deploy server RECIPE --out RUN ...` or `confide deploy server --resume RUN ...`"
+        )
+    if (keys is None) != plain:
+        raise UserError(
+            "give --keys FOLDER (see `confide deploy keys`), or --plain for a closed test network, not both"
+        )
+    wanted = folder.held_recipe(place) if recipe is None else load(recipe, set_ or [])
+    terms = Terms(deadline=deadline, minimum=minimum, tries=tries)
+    summary = serve(wanted, place, Hosting(listen, keys, users), terms, wait_for, as_json)
+    cli._show_summary(summary, place, as_json)
+
+
+@app.command()
+def client(
+    recipe: Annotated[
+        str | None, typer.Argument(help="Your own copy of the recipe; without it the server's is taken.")
+    ] = None,
+    server: Annotated[
+        str, typer.Option(help="HOST:PORT of the server, as its certificate names it.")
+    ] = "127.0.0.1:9092",
+    ca: Annotated[Path | None, typer.Option(help="ca.pem of the federation.")] = None,
+    key: Annotated[Path | None, typer.Option(help="This client's private key.")] = None,
+    users: Annotated[
+        str,
+        typer.Option(
+            "--users", "--user", help="The user, or users, that this client speaks for, for example 0 or 0,3."
+        ),
+    ] = "0",
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Your own data: a folder of speech, or a file of queries; all of it is one user."),
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="For privacy.trust local: where this client keeps its own privacy ledger.")
+    ] = None,
+    patience: Annotated[float, typer.Option(min=0, help="Seconds to wait for a server that is away.")] = 3600,
+    plain: Plain = False,
+    set_: Sets = None,
+) -> None:
+    """Keep data here and train on it when the server asks. Ctrl-C ends it.
+
+    What leaves this machine is one bounded update for each round that its user is drawn for. The client runs only the
+    code that is installed here, and refuses a server with another version, recipe or model.
+    """
+    _needs_flower()
+    import torch
+
+    from confide.deploy.deployment import Client
+    from confide.deploy.node import Access, serve
+    from confide.deploy.superlink import Address
+    from confide.recipe import load
+
+    if plain == (ca is not None and key is not None) or (plain and (ca or key)):
+        raise UserError("give --ca and --key, or --plain for a closed test network, not both")
+    torch.set_num_threads(1)
+    access = Access(Address.parse(server), ca, key)
+    own = None if recipe is None else load(recipe, set_ or [])
+    serve(access, Client(own, _users(users), data, state).answer, patience)
+
+
+def _users(text: str) -> list[int]:
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = [-1]
+    if min(found) < 0 or len(set(found)) < len(found):
+        raise UserError(f"--users {text!r}: expected different numbers from 0 on, separated by commas, for example 0,3")
+    return found
+
+
+def _needs_flower() -> None:
+    if importlib.util.find_spec("flwr") is None:
+        raise UserError("deployment needs Flower: pip install 'confide[deploy]'")

@@ -1,0 +1,275 @@
+"""`confide plan`: what a guarantee takes, asked in every direction. Heavy imports happen only where they are used."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from confide.errors import UserError
+
+if TYPE_CHECKING:
+    from confide.privacy.planner import Answer
+    from confide.report.figures.plan import Scaled
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="""What a guarantee takes: epsilon, noise, cohort, population or rounds. Give all but one, get that one.
+
+\b
+  confide plan epsilon --noise-multiplier 0.6144 --cohort 204800 --population 69506000 --rounds 2034 --delta 1e-9
+  confide plan noise --target-epsilon 2 --cohort 1000 --population 1000000 --rounds 500 --delta 1e-7
+  confide plan extrapolate    (PFL-ASR's Table 1)
+""",
+)
+
+
+class By(StrEnum):
+    pld = "pld"
+    rdp = "rdp"
+
+
+Z = Annotated[
+    float | None,
+    typer.Option("--noise-multiplier", help="z: noise on the sum, in units of a user's largest contribution."),
+]
+S = Annotated[
+    float | None,
+    typer.Option("--noise-per-user", help="s: PFL-ASR's sigma_DP, noise on the average of the cohort; z = s x cohort."),
+]
+Cohort = Annotated[int, typer.Option(help="Expected number of users in a round.")]
+Population = Annotated[int, typer.Option(help="All users who may be drawn.")]
+Rounds = Annotated[int, typer.Option(help="Central steps.")]
+Delta = Annotated[float, typer.Option(help="At most 1 / population is wise.")]
+Target = Annotated[float, typer.Option("--target-epsilon", help="Never exceeded by the answer.")]
+Accountant = Annotated[By, typer.Option(help="The one that searches; epsilon is always stated by both.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
+]
+
+
+@app.command()
+def epsilon(
+    cohort: Cohort,
+    population: Population,
+    rounds: Rounds,
+    delta: Delta,
+    noise_multiplier: Z = None,
+    noise_per_user: S = None,
+    accountant: Accountant = By.pld,
+    as_json: Json = False,
+) -> None:
+    """What so many rounds spend."""
+    from confide.privacy import planner
+
+    noise = planner.Noise(noise_multiplier, noise_per_user)
+    _show(planner.epsilon(noise, cohort, population, rounds, delta, accountant.value), as_json)
+
+
+@app.command()
+def noise(
+    target: Target,
+    cohort: Cohort,
+    population: Population,
+    rounds: Rounds,
+    delta: Delta,
+    accountant: Accountant = By.pld,
+    as_json: Json = False,
+) -> None:
+    """The smallest noise multiplier within a target."""
+    from confide.privacy import planner
+
+    _show(planner.noise(target, cohort, population, rounds, delta, accountant.value), as_json)
+
+
+@app.command()
+def cohort(
+    target: Target,
+    population: Population,
+    rounds: Rounds,
+    delta: Delta,
+    noise_multiplier: Z = None,
+    noise_per_user: S = None,
+    accountant: Accountant = By.pld,
+    as_json: Json = False,
+) -> None:
+    """The largest cohort within a target at a fixed noise multiplier; the smallest at a fixed noise per user."""
+    from confide.privacy import planner
+
+    fixed = planner.Noise(noise_multiplier, noise_per_user)
+    _show(planner.cohort(target, fixed, population, rounds, delta, accountant.value), as_json)
+
+
+@app.command()
+def population(
+    target: Target,
+    cohort: Cohort,
+    rounds: Rounds,
+    delta: Delta,
+    noise_multiplier: Z = None,
+    noise_per_user: S = None,
+    accountant: Accountant = By.pld,
+    as_json: Json = False,
+) -> None:
+    """The smallest population within a target."""
+    from confide.privacy import planner
+
+    fixed = planner.Noise(noise_multiplier, noise_per_user)
+    _show(planner.population(target, fixed, cohort, rounds, delta, accountant.value), as_json)
+
+
+@app.command()
+def rounds(
+    target: Target,
+    cohort: Cohort,
+    population: Population,
+    delta: Delta,
+    noise_multiplier: Z = None,
+    noise_per_user: S = None,
+    accountant: Accountant = By.pld,
+    as_json: Json = False,
+) -> None:
+    """The largest number of rounds within a target."""
+    from confide.privacy import planner
+
+    fixed = planner.Noise(noise_multiplier, noise_per_user)
+    _show(planner.rounds(target, fixed, cohort, population, delta, accountant.value), as_json)
+
+
+@app.command()
+def extrapolate(
+    target: Target = 10.0,
+    cohort: Annotated[int | None, typer.Option(help="Of the small run; without it: PFL-ASR's Table 1.")] = None,
+    population: Annotated[int | None, typer.Option(help="Of the small run.")] = None,
+    rounds: Rounds = 2000,
+    delta: Delta = 1e-9,
+    noise_multiplier: Z = None,
+    noise_per_user: S = None,
+    cohort_factors: Annotated[str, typer.Option(help="Scale S by these, and K with it.")] = "1,10,100",
+    population_factors: Annotated[str, typer.Option(help="Scale K by these on top.")] = "1,10",
+    accountant: Accountant = By.pld,
+    as_json: Json = False,
+) -> None:
+    """Scale a small run to a larger cohort and population at the same noise on the average.
+
+    Without options it prints PFL-ASR's Table 1: the paper's epsilon beside ours, and the smallest population that
+    reaches the target for each cohort. With --cohort, --population and a noise it does so for your own run.
+    """
+    from rich.console import Console
+    from rich.progress import track
+
+    from confide.privacy.planner import Noise, Point
+    from confide.report.figures import plan as figures
+
+    rows: list[tuple[Point, float | None, str]] = list(figures.published_points(delta))
+    if (cohort, population, noise_multiplier, noise_per_user) != (None, None, None, None):
+        if cohort is None or population is None:
+            raise UserError("a run of your own needs --cohort, --population and --noise-multiplier or --noise-per-user")
+        small = Point(Noise(noise_multiplier, noise_per_user).at(cohort), cohort, population, rounds, delta)
+        factors = _numbers("cohort-factors", cohort_factors), _numbers("population-factors", population_factors)
+        rows = [(point, None, "") for point in figures.scaled_points(small, *factors)]
+    shown = track(rows, "accounting", console=Console(stderr=True), transient=True, disable=as_json)
+    found = figures.extrapolate(shown, target, accountant.value)
+    if as_json:
+        _print_json({"target_epsilon": target, "rows": [row.to_json() for row in found]})
+    else:
+        _show_rows(found, target, accountant.value)
+
+
+@app.command()
+def curve(
+    cohort: Cohort,
+    population: Population,
+    rounds: Rounds,
+    delta: Delta,
+    noise_multiplier: Z = None,
+    noise_per_user: S = None,
+    out: Annotated[Path | None, typer.Option(help="A PNG file for the four curves.")] = None,
+    points: Annotated[int, typer.Option(min=3, max=99, help="On each curve.")] = 9,
+    as_json: Json = False,
+) -> None:
+    """Epsilon against rounds, noise, cohort and population around a point, by both accountants."""
+    from confide.privacy.planner import Noise, Point
+    from confide.report.figures.plan import curves, draw_curves
+
+    if out is None and not as_json:
+        raise UserError("nothing to show: give --out FILE.png, --json, or both")
+    fixed = Noise(noise_multiplier, noise_per_user)
+    centre = Point(fixed.at(cohort), cohort, population, rounds, delta)
+    drawn = curves(fixed, centre, points)
+    if out is not None:
+        draw_curves(out, drawn, centre, "s" if noise_multiplier is None else "z")
+        print(out, file=sys.stderr if as_json else sys.stdout)
+    if as_json:
+        event = centre.event
+        _print_json({"curves": drawn, "delta": delta, "adjacency": event.adjacency, "sampler": event.sampler})
+
+
+def _numbers(name: str, text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--{name} {text!r}: expected numbers separated by commas, for example 1,10,100") from None
+
+
+def _print_json(document: Any) -> None:
+    print(json.dumps(document, indent=2, allow_nan=False))
+
+
+def _show(answer: Answer, as_json: bool) -> None:
+    for sentence in answer.warnings:
+        print(f"warning: {sentence}", file=sys.stderr)
+    if as_json:
+        _print_json(answer.to_json())
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    from confide.privacy.accountant import shown
+
+    point = answer.point
+    table = Table(show_header=False, title=f"confide plan {answer.asked}")
+    s = point.noise_multiplier / point.cohort
+    lines = {
+        "epsilon": f"{shown(answer.epsilon['pld'])} by PLD, {shown(answer.epsilon['rdp'])} by RDP",
+        "delta": f"{point.delta:g}",
+        "noise": f"multiplier z = {point.noise_multiplier:.6g} (s = {s:.4g} per user)",
+        "cohort": f"{point.cohort:,}",
+        "population": f"{point.population:,} (rate {point.rate:.4g})",
+        "rounds": f"{point.rounds:,}",
+        "accounted by": f"PLD and RDP, {point.event.sampler} sampling, {point.event.adjacency}",
+    }
+    if answer.target_epsilon is not None:
+        lines["searched with"] = f"{answer.accountant.upper()}, target epsilon {answer.target_epsilon:g}"
+    for name, value in lines.items():
+        table.add_row(f"[bold]{name}[/bold]" if name == answer.asked else name, value)
+    Console().print(table)
+
+
+def _show_rows(rows: list[Scaled], target: float, accountant: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from confide.privacy.accountant import shown
+
+    table = Table(title=f"epsilon at delta {rows[0].answer.point.delta:g}: Poisson sampling, add-or-remove one user")
+    published = any(row.published is not None for row in rows)
+    names = ["z", "s (1e-6)", "cohort S", "population K", "rounds", *(["published"] if published else []), "RDP", "PLD"]
+    for name in [*names, f"K for {target:g} ({accountant.upper()})"]:
+        table.add_column(name, justify="right")
+    for row in rows:
+        point, both = row.answer.point, row.answer.epsilon
+        given = [f"{row.published:.3g}" + ("*" if row.note else "")] if row.published is not None else []
+        table.add_row(
+            f"{point.noise_multiplier:.4g}", f"{point.noise_multiplier / point.cohort * 1e6:.4g}", f"{point.cohort:,}",
+            f"{point.population:,}", f"{point.rounds:,}", *given, shown(both["rdp"]), shown(both["pld"]),
+            "none" if row.least_population is None else f"{row.least_population:,}",
+        )  # fmt: skip
+    # A terminal that is too narrow would cut numbers; a pipe has no width at all.
+    Console(width=max(Console().width, 112)).print(table)
+    for note in {row.note for row in rows if row.note}:
+        print(f"* {note}")

@@ -1,0 +1,75 @@
+"""The deployment as a plain Flower app, for `flwr run` on a SuperLink and SuperNodes that are there already.
+
+`examples/flower-app/pyproject.toml` names `server` and `client`. The run's settings are Flower's run config (`recipe`,
+`out`, `deadline`, `minimum`, `users`), a node's are its node config (`users`, `data`, `state`, and `recipe` for a copy
+of its own). Rounds, checks, noise, ledger and checkpoints are those of `confide deploy`.
+
+What is different here: SuperNodes start a process for every message, so each answer builds the task anew; they run
+whatever bundle the SuperLink sends, unless `--trusted-entities` says otherwise; who may join is the SuperLink's to
+check, so a node itself says for which users it speaks. Secure aggregation keeps secrets between messages and is
+refused.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from confide.deploy.deployment import Client, check_deployable, remote_engine, server_task
+from confide.deploy.link import GridLink
+from confide.deploy.node import reply_to
+from confide.deploy.remote import Terms
+from confide.engines.engine import Engine
+from confide.errors import UserError
+from confide.federated.task import Task
+from confide.privacy.plan import Plan
+from confide.recipe import Recipe, load
+from confide.runs import folder
+
+server = ServerApp()
+client = ClientApp()
+
+
+@server.main()
+def main(grid: Grid, context: Context) -> None:
+    config: dict[str, Any] = dict(context.run_config)
+    wanted, out = load(str(config["recipe"])), Path(str(config["out"]))
+    check_deployable(wanted)
+    if wanted.privacy.trust == "distributed":
+        raise UserError(
+            "privacy.trust=distributed: a SuperNode keeps no secrets between messages; use `confide deploy`"
+        )
+    deadline = float(config.get("deadline", 600))
+    # A node answers from a process that it starts for each message: to be asked who it is takes as long as a round.
+    terms = Terms(deadline=deadline, minimum=float(config.get("minimum", 0.5)), greeting=deadline)
+
+    def engine(wanted: Recipe, task: Task, plan: Plan) -> Engine:
+        return remote_engine(wanted, task, plan, GridLink(grid), None, terms)
+
+    deployed = folder.Deployed(server_task(wanted, int(config["users"])), engine)
+    begun = time.monotonic()
+    if (out / folder.RECIPE).exists():
+        folder.resume(out, quiet=True, deployed=deployed)
+    else:
+        folder.train(wanted, out, quiet=True, deployed=deployed)
+    print(f"{out}: {folder.summary_of(out)['metrics']} in {time.monotonic() - begun:.1f} s")
+
+
+def _answer(message: Message, context: Context) -> Message:
+    config: dict[str, Any] = dict(context.node_config)
+    users = [int(part) for part in str(config["users"]).split("+")]
+    data, state = (Path(str(config[name])) if name in config else None for name in ("data", "state"))
+    own = load(str(config.get("recipe") or context.run_config["recipe"]))
+    return reply_to(message, Client(own, users, data, state).answer)
+
+
+client.query("join")(_answer)
+client.query("train")(_answer)

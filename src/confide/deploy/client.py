@@ -1,0 +1,191 @@
+"""What a client does with what the server sends: check it, train its own user, bound the update, answer.
+
+The same task, local training and bounding code as in one process: a user's answer is what `PartTrainer` adds for it.
+The recipe is the server's, but the client holds its own copy and refuses a server that runs another one, another
+version or another model; only where its data lie is its own. Nothing that arrives is code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from confide.deploy.parcels import Parcel, identity
+from confide.deploy.remote import JOIN, TRAIN
+from confide.errors import UserError
+from confide.federated.bounding import bounder
+from confide.federated.cohort import PartTrainer, Tally
+from confide.federated.local import LocalTraining, Updates
+from confide.federated.parameters import Layout, all_finite, flatten
+from confide.federated.task import Task
+from confide.privacy.trust.own_noise import OwnNoise, noisy_share, share_scale
+from confide.privacy.trust.secure import KEYS, MASKED, SHARES, UNMASK, Session, clamp, ring_for
+from confide.privacy.trust.secure_sum import Vector
+from confide.recipe import Recipe
+
+
+class Refused(UserError):
+    """The server and this client do not fit together."""
+
+
+class OwnData:
+    """A task whose one user, this client's own data, is called `user` in the federation."""
+
+    def __init__(self, task: Task, user: int) -> None:
+        self.task, self.user = task, user
+        self.name, self.metric = task.name, task.metric
+        self._examples = np.zeros(user + 1, dtype=np.int64)
+        self._examples[user] = task.examples[0]
+
+    @property
+    def examples(self) -> np.ndarray:
+        return self._examples
+
+    def initial_parameters(self) -> dict[str, Tensor]:
+        return self.task.initial_parameters()
+
+    def batch(self, user: int, examples: np.ndarray | None, draw: np.random.Generator) -> tuple[Tensor, ...]:
+        return self.task.batch(0, examples, draw)
+
+    def seconds(self, user: int) -> np.ndarray | None:
+        return self.task.seconds(0)
+
+    def loss(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
+        return self.task.loss(parameters, batch)
+
+    def evaluate(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
+        return self.task.evaluate(parameters)
+
+    def users_at_once(self, local: LocalTraining) -> int:
+        return self.task.users_at_once(local)
+
+    def fast_updates(
+        self, parameters: Mapping[str, Tensor], users: np.ndarray, local: LocalTraining, learning_rate: float
+    ) -> Updates | None:
+        return self.task.fast_updates(parameters, np.zeros_like(users), local, learning_rate)
+
+
+class Population:
+    """The server's task where users' data are elsewhere: model and test data are real, the users are a number."""
+
+    def __init__(self, task: Task, population: int) -> None:
+        self.task, self.name, self.metric = task, task.name, task.metric
+        self.left_out = getattr(task, "left_out", {})
+        self._examples = np.ones(population, dtype=np.int64)
+
+    @property
+    def examples(self) -> np.ndarray:
+        return self._examples
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.task, name)
+
+
+class Member:
+    """A client's whole part in a run, without any network."""
+
+    def __init__(self, recipe: Recipe, task: Task, users: Sequence[int], state: Path | None = None) -> None:
+        """`state`: where a client with noise of its own keeps its ledger."""
+        parameters = task.initial_parameters()
+        layout, like = Layout.of(parameters), flatten(parameters)
+        self.users, self.identity, self.sum = list(users), identity(recipe, layout, like), torch.empty_like(like)
+        rule = bounder(recipe.bounding, layout)
+        self.adapts = recipe.bounding.adaptive is not None  # with central trust only, as the recipe ensures
+        self.trust, self.sessions = recipe.privacy.trust, dict[int, Session]()
+        private = recipe.privacy.mechanism != "none" and self.trust != "central"
+        self.noise = OwnNoise(recipe, rule.sensitivity, state) if private else None
+        weights = np.zeros(max(users) + 1)  # each user's comes with the question
+        self.trainer = PartTrainer(task, layout, recipe.local, rule, weights, recipe.run.seed, like)
+
+    def answer(self, kind: str, parcel: Parcel) -> Parcel:
+        if kind == JOIN:
+            return self._join(parcel.facts)
+        self._check(parcel.facts)
+        if kind == TRAIN and self.trust != "distributed":
+            return self._train(parcel)
+        if kind in (KEYS, SHARES, MASKED, UNMASK) and self.trust == "distributed":
+            return self._aggregate(kind, parcel)
+        raise Refused(f"the server asks for {kind!r}, which this client does not know")
+
+    def _join(self, facts: Mapping[str, Any]) -> Parcel:
+        differs = self.identity.differs(facts)
+        return Parcel({"users": self.users, **self.identity.facts(), **({"refuses": differs} if differs else {})})
+
+    def _check(self, facts: Mapping[str, Any]) -> None:
+        differs = self.identity.differs(facts)
+        if differs:
+            raise Refused(f"the server has {differs}")
+        if facts["user"] not in self.users:
+            raise Refused(f"the server asks for user {facts['user']}; this client has {self.users}")
+
+    def _train(self, parcel: Parcel) -> Parcel:
+        facts, weight = parcel.facts, parcel.facts["weight"]
+        if type(weight) is not float or not 0 < weight <= 1:
+            raise Refused(f"the server gives user {facts['user']} a weight of {weight!r}")
+        tally = self._update(parcel, weight)
+        loss = float("nan") if tally.not_finite else float(tally.loss)
+        said: dict[str, Any] = {"loss": loss, "votes": tally.votes, "norms": tally.layer_norms}
+        if self.noise is not None:  # local: norm and loss of a single user would tell what the noise hides
+            said |= {"loss": 0.0, "norms": [0.0] * len(tally.layer_norms)}
+            population = _population(facts)
+            self.noise.add_local(self.sum, weight, facts["user"], int(facts["step"]), population)
+        return Parcel(self._back(facts) | said, {"update": self.sum.numpy()})
+
+    def _update(self, parcel: Parcel, weight: float) -> Tally:
+        """Train and leave w_k u_k in `sum`."""
+        facts = parcel.facts
+        model = torch.from_numpy(parcel.arrays["model"])
+        if model.shape != self.sum.shape or model.dtype != self.sum.dtype or not all_finite(model):
+            raise Refused(f"the server's model is {model.dtype} {tuple(model.shape)} or not finite")
+        if facts.get("bounds") and not self.adapts:
+            raise Refused("the server sends bounds, but the recipe's bound is fixed")
+        self.trainer.weights[facts["user"]] = weight
+        bounds = torch.tensor(facts["bounds"], dtype=torch.float64) if facts.get("bounds") else None
+        self.sum.zero_()
+        return self.trainer.add_part(model, np.array([facts["user"]]), int(facts["step"]), self.sum, bounds)
+
+    def _back(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: facts[name] for name in ("run", "step", "nonce", "user")} | self.identity.facts()
+
+    def _aggregate(self, kind: str, parcel: Parcel) -> Parcel:
+        """One of the four exchanges of secure aggregation."""
+        facts, user = parcel.facts, parcel.facts["user"]
+        if kind == KEYS:
+            self.sessions[user] = Session(user, str(facts["nonce"]))
+        session = self.sessions.get(user)
+        if session is None or session.nonce != facts["nonce"]:
+            raise Refused("the server speaks of a round that this client has not begun")
+        back = self._back(facts)
+        if kind == KEYS:
+            return Parcel(back | {"public": session.public()})
+        if kind == SHARES:
+            sealed = session.deal(facts["users"], facts["masking"], facts["sealing"], facts["least"])
+            return Parcel(back | {"sealed": sealed})
+        if kind == UNMASK:
+            return Parcel(back | {"shares": session.shares(facts["arrived"])})
+        session.receive(facts["users"], facts["sealed"])
+        return Parcel(back, {"masked": self._masked(session, parcel)})
+
+    def _masked(self, session: Session, parcel: Parcel) -> Vector:
+        if self.noise is None:
+            raise Refused("distributed trust without noise")
+        step, plan = int(parcel.facts["step"]), self.noise.planned(_population(parcel.facts))
+        weight, bound = float(plan.weights.max()), self.trainer.bounder.sensitivity
+        self._update(parcel, weight)
+        scale = share_scale(plan, bound, session.least)
+        ring = ring_for(bound, weight, scale, len(session.peers), self.sum.numel())
+        attempt = int.from_bytes(bytes.fromhex(session.nonce)[:7], "big")  # the server's own count may repeat, this not
+        share = noisy_share(self.sum, ring.step, plan, scale, session.user, step, attempt)
+        return clamp(ring, share) + session.mask(ring, step)
+
+
+def _population(facts: Mapping[str, Any]) -> int:
+    population = facts.get("population")
+    if type(population) is not int or not 0 < population < 2**40:
+        raise Refused(f"the server speaks of a population of {population!r}")
+    return population

@@ -1,0 +1,237 @@
+"""A deployment from its options: the server's run over a SuperLink, and a client's life.
+
+The server builds the recipe's task for its model and its test data. If the task has as many users as the federation,
+the clients are taken to hold slices of that very corpus (a simulation over a real network); otherwise users are only
+counted, and each client has data of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # before anything of Flower is imported
+
+from confide.build import make_task
+from confide.deploy import keys
+from confide.deploy.client import Member, OwnData, Population, Refused
+from confide.deploy.masked import Masked
+from confide.deploy.parcels import Parcel, identity
+from confide.deploy.remote import JOIN, Door, Link, Remote, Terms
+from confide.deploy.rounds import Books
+from confide.engines.engine import Abandoned, Engine
+from confide.errors import UserError
+from confide.federated.bounding import bounder
+from confide.federated.car_adaptive import CarAdaptive
+from confide.federated.custom import PythonTaskSettings
+from confide.federated.parameters import Layout, flatten
+from confide.federated.task import Task
+from confide.privacy.plan import Plan
+from confide.recipe import Recipe
+from confide.runs import folder
+
+LOG = "superlink.log"
+_PATHS = ("path", "folder", "queries", "documents", "start", "cache", "root")
+
+
+@dataclass(frozen=True)
+class Hosting:
+    """Where the server listens and whom it lets in. Without keys everything is plain, for `population` users."""
+
+    listen: str
+    keys: Path | None
+    population: int | None = None
+
+
+def serve(
+    wanted: Recipe, out: Path, hosting: Hosting, terms: Terms, first: int = 1, quiet: bool = False
+) -> dict[str, Any]:
+    """Start a run, or go on with it: the same command does both."""
+    from confide.deploy.superlink import Address, SuperLink, check_free
+
+    address = Address.parse(hosting.listen)
+    federation = None if hosting.keys is None else keys.read(hosting.keys)
+    population = hosting.population if federation is None else federation.population
+    if population is None:
+        raise UserError("--plain: without keys nobody knows how many users there are; give --users")
+    check_free(address)
+    if hosting.keys is not None:
+        for name in (keys.SERVER, keys.CA):
+            keys.check_certificate(hosting.keys / name)
+    check_deployable(wanted)
+    _warn(wanted, hosting)
+
+    def link() -> tuple[Link, Mapping[int, Sequence[int]] | None]:
+        made = SuperLink(address, hosting.keys, federation, out / LOG)
+        return made, made.registry
+
+    def engine(wanted: Recipe, task: Task, plan: Plan) -> Engine:
+        return remote_engine(wanted, task, plan, *link(), terms, first)
+
+    deployed = folder.Deployed(server_task(wanted, population), engine)
+    begun = (out / folder.RECIPE).exists() and not (out / folder.SUMMARY).exists()
+    try:
+        if begun and folder.held_recipe(out).digest == wanted.digest:
+            return folder.resume(out, quiet=quiet, deployed=deployed)
+        return folder.train(wanted, out, quiet=quiet, deployed=deployed)
+    except Abandoned as too_few:
+        raise UserError(
+            f"{too_few}. The run was stopped and can go on with the same command, when more clients are there or with "
+            "a longer --deadline or a lower --minimum"
+        ) from None
+
+
+def remote_engine(
+    wanted: Recipe,
+    task: Task,
+    plan: Plan,
+    link: Link,
+    registry: Mapping[int, Sequence[int]] | None,
+    terms: Terms,
+    first: int = 1,
+) -> Remote:
+    """The engine of a run over a link, once `first` users are here."""
+    parameters = task.initial_parameters()
+    layout, like = Layout.of(parameters), flatten(parameters)
+    door = Door(identity(wanted, layout, like), registry, len(plan.weights), wanted.model_dump_json())
+    kind = Masked if wanted.privacy.trust == "distributed" else Remote
+    books, rule = Books(layout, plan.weights, like.new_empty(0)), bounder(wanted.bounding, layout)
+    del parameters, like  # clients may take hours to come
+    made = kind(link, door, os.urandom(16).hex(), books, rule, terms, plan)
+    try:
+        made.wait_for(first)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def server_task(wanted: Recipe, population: int) -> Task:
+    task = make_task(wanted.task, wanted.run.seed)
+    if len(task.examples) == population:
+        return task
+    if wanted.users.weights == "examples":
+        raise UserError(
+            f"users.weights=examples: the recipe's own corpus has {len(task.examples)} users and the federation "
+            f"{population}, whose numbers of examples the server does not know; use uniform, or list the weights"
+        )
+    counted: Any = Population(task, population)
+    return counted  # type: ignore[no-any-return]
+
+
+def check_deployable(wanted: Recipe) -> None:
+    """What cannot be kept when users are elsewhere."""
+    if wanted.privacy.mechanism == "partial":
+        raise UserError("privacy.mechanism=partial is an analysis without a guarantee; it is not for a deployment")
+    if isinstance(wanted.bounding.adaptive, CarAdaptive):
+        raise UserError(
+            "bounding.adaptive.kind=car: needs every client's raw norm at the server and has no guarantee; it is for "
+            "simulation. Use kind: quantile, or a fixed bound with trust: local"
+        )
+    if wanted.privacy.trust == "central" and wanted.privacy.placement == "client":
+        raise UserError(
+            "privacy.placement=client with trust=central: the server would add the clients' noise for them; use "
+            "placement: sum, trust: distributed or trust: local"
+        )
+    if wanted.privacy.trust == "distributed" and (
+        wanted.users.weights != "uniform" or wanted.privacy.noise_scale is not None
+    ):
+        raise UserError(
+            "privacy.trust=distributed: a client's share of the noise is made for uniform weights and for "
+            "noise_multiplier or target_epsilon; leave users.weights and privacy.noise_scale out"
+        )
+
+
+def _warn(wanted: Recipe, hosting: Hosting) -> None:
+    if hosting.keys is None:
+        print("--plain: no encryption, and anybody who reaches the port may take part", file=sys.stderr)
+    if wanted.privacy.mechanism != "none" and wanted.privacy.source == "seeded":
+        print(
+            "privacy.source=seeded: every client knows the seed and can take the noise off again; for a release use "
+            "--set privacy.source=system",
+            file=sys.stderr,
+        )
+
+
+class Client:
+    """A client that builds its task when it knows the recipe: its own copy, or the one that the server tells."""
+
+    def __init__(self, own: Recipe | None, users: Sequence[int], data: Path | None, state: Path | None = None) -> None:
+        if data is not None and len(users) != 1:
+            raise UserError(f"--data is one user's; this client speaks for {len(users)} users")
+        self.users, self.data, self.state = list(users), data, state
+        self.member = None if own is None else self._member(own)
+
+    def answer(self, kind: str, parcel: Parcel) -> Parcel:
+        if self.member is None:
+            told = parcel.facts.get("told")
+            if kind != JOIN or not isinstance(told, str):
+                raise Refused("this client has no recipe yet; the server must ask it to join first")
+            self.member = self._member(_told(told, self.data is not None))
+        return self.member.answer(kind, parcel)
+
+    def _member(self, wanted: Recipe) -> Member:
+        task = make_task(wanted.task if self.data is None else own_data(wanted, self.data), wanted.run.seed)
+        if self.data is not None:
+            return Member(wanted, OwnData(task, self.users[0]), self.users, self.state)
+        unknown = [user for user in self.users if user >= len(task.examples)]
+        if unknown:
+            raise UserError(
+                f"--users {unknown}: the recipe's corpus has users 0 to {len(task.examples) - 1}; a client with data "
+                "of its own names them with --data"
+            )
+        return Member(wanted, task, self.users, self.state)
+
+
+def own_data(wanted: Recipe, data: Path) -> Any:
+    """The recipe's task with this client's data in place of the corpus, all of it one user."""
+    task = wanted.task.model_dump(mode="json")
+    if task["kind"] == "speech":
+        here = {"kind": "folder", "folder": str(data)}
+        speakers = sum(path.is_dir() for path in data.iterdir()) if data.is_dir() else 0
+        # To pool is to deal in another order; one speaker is one user already.
+        task |= {"corpus": here, "test": here, "pool": None if speakers == 1 else 1}
+    elif task["kind"] == "retrieval" and task["data"]["kind"] == "table":
+        task["data"] |= {"queries": str(data), "test": str(data), "client_column": None}
+        task["clients"] = {"kind": "even", "clients": 1}
+    else:
+        raise UserError(
+            f"--data: a recipe with task {task['kind']} has no data of one's own; expected speech (a folder of audio "
+            "and text), or retrieval with data.kind table (a file of queries)"
+        )
+    return type(wanted.task).model_validate(task)
+
+
+def _told(text: str, with_data: bool) -> Recipe:
+    """A recipe from the server. It may not point at files of this machine."""
+    try:
+        told = Recipe.model_validate_json(text)
+    except ValueError as error:
+        raise Refused(f"the server's recipe cannot be read: {error}") from None
+    code = [f"task.factory={told.task.factory}"] if isinstance(told.task, PythonTaskSettings) else []
+    if told.bounding.function is not None:
+        code.append(f"bounding.function={told.bounding.function}")
+    if code:
+        raise Refused(
+            f"the server's recipe would run code of its choice here ({', '.join(code)}); start the client with its own "
+            "copy of the recipe if you trust it"
+        )
+    if not with_data:
+        named = list(_named_paths(told.task.model_dump(mode="json"), "task"))
+        if named:
+            raise Refused(
+                f"the server's recipe names files of this machine ({', '.join(named)}); start the client with its own "
+                "copy of the recipe, or with --data"
+            )
+    return told
+
+
+def _named_paths(value: Any, where: str) -> list[str]:
+    if not isinstance(value, dict):
+        return []
+    found = [f"{where}.{key}" for key, inner in value.items() if key in _PATHS and isinstance(inner, str)]
+    return found + [path for key, inner in value.items() for path in _named_paths(inner, f"{where}.{key}")]

@@ -1,0 +1,112 @@
+"""A federation of real processes on this machine: server, SuperLink and clients, over TLS, for tests and measurements.
+
+Every process runs a `confide` command with its own memory and its own connection, and can be killed like any other.
+They are forked from one that has the modules loaded, which spares each the seconds of its imports.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from types import TracebackType
+
+from confide.deploy import keys
+from confide.errors import UserError
+
+_LOADED = ["confide.cli", "confide.runs.folder", "confide.report.page", "confide.deploy.deployment",
+           "confide.deploy.node", "confide.deploy.superlink", "dp_accounting"]  # fmt: skip
+
+
+class Loopback:
+    """`with Loopback(folder, clients=3) as here`: keys in `folder/keys`, the run in `folder/run`, logs beside them."""
+
+    def __init__(self, folder: Path, clients: int, users: int | None = None) -> None:
+        self.folder, self.run = folder.resolve(), folder.resolve() / "run"
+        keys.make(folder / "keys", clients, ["127.0.0.1"], users)
+        self.port = free_port()
+        self.server: ForkServerProcess | None = None
+        self.clients: dict[int, ForkServerProcess] = {}
+        self._begun: list[ForkServerProcess] = []
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(_LOADED)
+
+    def __enter__(self) -> Loopback:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for process in self._begun:
+            process.kill()
+            process.join()
+
+    def confide(self, *words: object, log: str) -> ForkServerProcess:
+        """Start `confide ...`; what it says goes to the end of a file."""
+        process = self._context.Process(target=_command, args=(list(map(str, words)), self.folder, self.log(log)))
+        process.start()
+        self._begun.append(process)
+        return process
+
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def serve(self, recipe: object, *words: object) -> ForkServerProcess:
+        """Start the server, or go on with its run."""
+        place = ("--out", self.run, "--keys", self.folder / "keys", "--listen", f"127.0.0.1:{self.port}")
+        self.server = self.confide("deploy", "server", recipe, *place, *words, log="server")
+        return self.server
+
+    def client(self, number: int, users: Sequence[int], *words: object) -> ForkServerProcess:
+        """Start a client with its own key; `words` are its recipe and further options."""
+        place = ("--server", f"127.0.0.1:{self.port}", "--ca", self.folder / "keys" / keys.CA)
+        own = ("--key", self.folder / "keys" / f"client-{number}", "--users", ",".join(map(str, users)))
+        self.clients[number] = self.confide("deploy", "client", *words, *place, *own, log=f"client-{number}")
+        return self.clients[number]
+
+    def steps(self) -> int:
+        """Steps that the run has recorded."""
+        path = self.run / "metrics.jsonl"
+        return len(path.read_text().splitlines()) if path.exists() else 0
+
+    def wait(self, done: Callable[[], bool], seconds: float = 400.0) -> None:
+        """Until something is so, or the server has ended."""
+        ends = time.monotonic() + seconds
+        while not done() and self.server is not None and self.server.is_alive():
+            for number, client in self.clients.items():
+                if client.exitcode is not None and client.exitcode > 0:
+                    raise UserError(f"client {number} failed:\n{self.log(f'client-{number}').read_text()}")
+            if time.monotonic() > ends:
+                raise UserError(f"the federation took more than {seconds:g} s:\n{self.log('server').read_text()}")
+            time.sleep(0.02)
+
+    def finish(self, seconds: float = 400.0) -> None:
+        """Wait for the end of the run."""
+        self.wait(lambda: False, seconds)
+        if self.server is None or self.server.exitcode != 0:
+            raise UserError(f"the server failed:\n{self.log('server').read_text()}")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _command(words: list[str], folder: Path, log: Path) -> None:
+    with log.open("a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.chdir(folder)
+    sys.argv = ["confide", *words]
+    from confide import cli
+
+    cli.main()

@@ -1,0 +1,76 @@
+"""A deployment without a network, for tests and rehearsals: real clients in this process, and ways to misbehave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from confide.deploy.client import Member
+from confide.deploy.deployment import remote_engine
+from confide.deploy.parcels import Parcel
+from confide.deploy.remote import Remote, Reply, Terms
+from confide.errors import UserError
+from confide.federated.task import Task
+from confide.privacy.plan import Plan
+from confide.recipe import Recipe
+
+Fate = Callable[[str, int, Parcel], str]
+"""What becomes of a parcel on its way: "" if it arrives, "lost", or a reason for which the client fails."""
+
+
+@dataclass
+class Local:
+    """Parcels are answered when somebody looks for the reply."""
+
+    members: dict[int, Any]
+    fate: Fate = lambda kind, node, parcel: ""
+    waiting: dict[str, tuple[str, int, Parcel]] = field(default_factory=dict)
+    tickets: int = 0
+    closed: bool = False
+
+    def nodes(self) -> set[int]:
+        return set(self.members)
+
+    def ask(self, kind: str, parcels: Sequence[tuple[int, Parcel]], seconds: float) -> list[str | None]:
+        sent: list[str | None] = []
+        for node, parcel in parcels:
+            self.tickets += 1
+            self.waiting[str(self.tickets)] = (kind, node, parcel)
+            sent.append(str(self.tickets))
+        return sent
+
+    def replies(self, tickets: Iterable[str]) -> list[Reply]:
+        for ticket in tickets:
+            kind, node, parcel = self.waiting[ticket]
+            end = self.fate(kind, node, parcel)
+            if end == "lost":
+                continue
+            del self.waiting[ticket]
+            if end:
+                return [Reply(ticket, node, None, end)]
+            try:
+                return [Reply(ticket, node, self.members[node].answer(kind, parcel))]
+            except UserError as error:
+                return [Reply(ticket, node, None, str(error))]
+        return []
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def engine(
+    clients: int = 3, fate: Fate | None = None, terms: Terms | None = None, state: Path | None = None
+) -> Callable[[Recipe, Task, Plan], Remote]:
+    """What `make_loop` takes as `remote`: users dealt to so many clients of this process."""
+
+    def make(recipe: Recipe, task: Task, plan: Plan) -> Remote:
+        shares = {100 + n: list(range(n, len(plan.weights), clients)) for n in range(clients)}
+        members = {node: Member(recipe, task, users, state and state / str(node)) for node, users in shares.items()}
+        link = Local(dict(members))
+        if fate is not None:
+            link.fate = fate
+        return remote_engine(recipe, task, plan, link, shares, terms or Terms(deadline=60.0, poll=0.0))
+
+    return make

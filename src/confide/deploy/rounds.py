@@ -1,0 +1,206 @@
+"""One round of a deployment: what arrives is checked, bounded again, added up, and counted (PFL-ASR Algorithm 1, 5-14).
+
+A client is not trusted to be the right one, to answer once, to answer in time, to answer for this round, or to have
+bounded its update. What it sends reaches the sum only as
+
+    w_k u_k held to the bound,    at most once per user of the cohort,
+
+so whatever arrives, one user moves the sum by at most w_k C, which is what the noise is made for. The sum is one vector
+that was made before the round; an answer is added and let go, so memory does not grow with the cohort.
+
+A round closes with those who answered in time. The sum is divided by the expected cohort and gets the whole noise,
+whoever is missing: a missing user is one who sent zero, so the accounting of the whole cohort covers it. With fewer
+answers than the minimum the round is abandoned: nothing of its sum leaves this object.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from confide.deploy.parcels import Identity, Parcel
+from confide.engines.engine import Abandoned
+from confide.federated.bounding import Bounder
+from confide.federated.cohort import Tally
+from confide.federated.local import PlainUpdate
+from confide.federated.parameters import Layout
+
+ACCEPTED, HELD = "accepted", "bounded again"
+LATE, TWICE, STRANGER, OTHER_ROUND = "late", "twice", "not in the cohort", "another round"
+OTHER_CLIENT, MALFORMED, NOT_FINITE, FAILED = "another version, recipe or model", "malformed", "not finite", "failed"
+_LARGEST_LOSS = 1e12
+
+
+@dataclass(frozen=True)
+class Call:
+    """What the server announces: which step of which run, and what a client must be to take part in it."""
+
+    run: str
+    identity: Identity
+    step: int
+    nonce: str
+    """Fresh for every attempt at a step, so that an answer to an earlier one is known as such."""
+
+    @staticmethod
+    def new(run: str, identity: Identity, step: int) -> Call:
+        return Call(run, identity, step, secrets.token_hex(16))
+
+    def facts(self) -> dict[str, Any]:
+        return {"run": self.run, "step": self.step, "nonce": self.nonce, **self.identity.facts()}
+
+
+@dataclass
+class Books:
+    """What a round adds to, made once for all rounds."""
+
+    layout: Layout
+    weights: np.ndarray  # (population,) float64
+    total: Tensor  # (parameters,)
+
+
+class Round:
+    """Takes parcels until it is closed. Never raises for what a client sent."""
+
+    def __init__(
+        self,
+        call: Call,
+        cohort: Mapping[int, int],
+        books: Books,
+        rule: Bounder,
+        seconds: float,
+        vote: bool = False,
+        slack: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`cohort`: the node that speaks for each user. `slack`: what a client's own noise may add to its norm."""
+        self.call, self.cohort, self.books, self.rule, self.vote, self.slack = call, cohort, books, rule, vote, slack
+        self.clock, self.ends = clock, clock() + seconds
+        self.tally, self.counts = Tally(), Counter[str]()
+        self.done: set[int] = set()
+        """Users whose answer is in the sum."""
+        self.notes: list[str] = []
+        books.total.zero_()
+
+    @property
+    def open(self) -> bool:
+        return self.clock() < self.ends and len(self.done) < len(self.cohort)
+
+    def take(self, node: int, parcel: Parcel) -> str:
+        """Check one answer and add it. Says what became of it; whatever was wrong with it is only counted."""
+        try:
+            verdict, note = self._judge(node, parcel)
+        except Exception as error:  # an answer in a form that nobody thought of is malformed, never a reason to stop
+            verdict, note = MALFORMED, f"{type(error).__name__}: {error}"
+        self.counts[verdict] += 1
+        if note and len(self.notes) < 20:
+            self.notes.append(f"node {node}: {verdict}: {note}"[:300])
+        return verdict
+
+    def miss(self, node: int, reason: str) -> None:
+        """Somebody said that no answer will come."""
+        self.counts[FAILED] += 1
+        if len(self.notes) < 20:
+            self.notes.append(f"node {node}: {reason}"[:300])
+
+    def close(self, minimum: int) -> Tally:
+        """The sums of those who answered. Raises `Abandoned` for fewer than `minimum`, with the sum wiped."""
+        missing = len(self.cohort) - len(self.done)
+        if missing:
+            self.counts["missing"] = missing
+        if self.counts[ACCEPTED] < minimum:
+            self.books.total.zero_()
+            raise Abandoned(
+                f"step {self.call.step + 1}: {self.counts[ACCEPTED]} of {len(self.cohort)} users answered and at least "
+                f"{minimum} are needed ({self.summary()}); nothing was released"
+            )
+        return self.tally
+
+    def summary(self) -> str:
+        return ", ".join(f"{name} {count}" for name, count in sorted(self.counts.items())) or "no answers"
+
+    def _judge(self, node: int, parcel: Parcel) -> tuple[str, str]:
+        facts = parcel.facts
+        if facts.get("run") != self.call.run or facts.get("nonce") != self.call.nonce:
+            return OTHER_ROUND, ""
+        if facts.get("step") != self.call.step:
+            return OTHER_ROUND, ""
+        differs = self.call.identity.differs(facts)
+        if differs:
+            return OTHER_CLIENT, differs
+        user = facts.get("user")
+        if type(user) is not int or self.cohort.get(user) != node:
+            return STRANGER, f"user {user!r}"
+        if user in self.done:
+            return TWICE, ""
+        if self.clock() >= self.ends:
+            return LATE, ""
+        said = self._said(parcel)
+        if isinstance(said, str):
+            return MALFORMED, said
+        return self._add(user, *said)
+
+    def _said(self, parcel: Parcel) -> str | tuple[Tensor, Tensor, float, Tensor]:
+        """The update, the norms of its tensors before bounding, the loss and the votes; or what is wrong."""
+        layout, total = self.books.layout, self.books.total
+        update, norms, loss = parcel.arrays.get("update"), parcel.facts.get("norms"), parcel.facts.get("loss")
+        kind, size = _numpy_type(total), total.numel()
+        if not isinstance(update, np.ndarray):
+            return "no array of the update"
+        if update.dtype != kind or update.shape != (size,):
+            return f"an update of {update.dtype} {update.shape}, expected {kind} ({size},)"
+        if not isinstance(norms, list) or len(norms) != len(layout.names) or any(type(n) is not float for n in norms):
+            return f"norms that are not {len(layout.names)} numbers"
+        if type(loss) is not float or (math.isfinite(loss) and abs(loss) > _LARGEST_LOSS):
+            return f"a loss of {loss!r}"
+        votes = parcel.facts.get("votes", [])
+        wanted = len(self.rule.bounds) if self.vote else 0
+        if not isinstance(votes, list) or len(votes) != wanted or not all(vote in (0.5, -0.5) for vote in votes):
+            return "votes that are not +1/2 or -1/2 for each bound"
+        told = torch.tensor(norms, dtype=torch.float64), loss, torch.tensor(votes, dtype=torch.float64)
+        return torch.from_numpy(update), *told
+
+    def _add(self, user: int, update: Tensor, norms: Tensor, loss: float, votes: Tensor) -> tuple[str, str]:
+        weight = float(self.books.weights[user])
+        found = self.books.layout.norms(update) / weight  # what arrives is w_k u_k
+        if not bool(torch.isfinite(found).all()) or not math.isfinite(loss) or not bool(torch.isfinite(norms).all()):
+            self.tally.add(Tally(users=1, not_finite=1))
+            self.done.add(user)  # it answered; as in one process, such a user counts and adds nothing
+            return NOT_FINITE, ""
+        factors = self.rule.held(found.unsqueeze(0), self.slack)  # (1, layers)
+        PlainUpdate(update, self.books.layout, found.unsqueeze(0), torch.zeros(1)).weighted_sum(
+            factors, self.books.total
+        )
+        again = bool((factors < 1).any())
+        length, norms = float(torch.linalg.vector_norm(norms)), norms.clamp(min=0, max=1e30)
+        self.tally.add(
+            Tally(
+                users=1,
+                bounded=int(length > self.rule.sensitivity or again),
+                loss=loss,
+                norm=min(length, 1e30),
+                norm_squared=min(length, 1e30) ** 2,
+                bounded_norm=float(torch.linalg.vector_norm(found * factors[0])),
+                layer_norms=norms.tolist(),
+                layer_norms_squared=norms.square().tolist(),
+                layer_bounded=(found * factors[0]).tolist(),
+                votes=votes.tolist(),
+            )
+        )
+        self.done.add(user)
+        if again:
+            self.counts[HELD] += 1
+            return ACCEPTED, f"{HELD}: its norm was {float(torch.linalg.vector_norm(found)):.6g}"
+        return ACCEPTED, ""
+
+
+def _numpy_type(like: Tensor) -> np.dtype[Any]:
+    return np.dtype(str(like.dtype).removeprefix("torch."))

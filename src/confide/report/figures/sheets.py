@@ -1,0 +1,228 @@
+"""Figures as PNG files, by matplotlib: it draws without a browser, which plotly's image export needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from confide.errors import UserError, explained
+
+try:
+    import matplotlib as mpl
+except ModuleNotFoundError as lost:
+    raise UserError(explained(lost) or str(lost)) from None
+mpl.use("Agg")
+
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+COLOURS = {"clip": "#c2410c", "normalise": "#1d4ed8", "none": "#57534e"}
+NAMES = {"clip": "clipping", "normalise": "normalisation", "none": "no privacy"}
+STYLE: Any = {
+    "figure.dpi": 130, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
+    "axes.titlesize": 10, "axes.labelsize": 9, "xtick.labelsize": 8, "ytick.labelsize": 8, "legend.fontsize": 8,
+    "legend.frameon": False, "figure.constrained_layout.use": True,
+}  # fmt: skip
+
+
+@contextmanager
+def sheet(path: Path, rows: int, columns: int, size: tuple[float, float]) -> Iterator[tuple[Figure, Any]]:
+    """A grid of axes that is written to `path` at the end."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with mpl.rc_context(STYLE):
+        figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False)
+        try:
+            yield figure, axes
+            figure.savefig(path)
+        finally:
+            plt.close(figure)
+
+
+def draw_quadratics(
+    folder: Path,
+    values: dict[Any, dict[str, Any]],
+    seeds: int,
+    bounds: Sequence[float],
+    rates: Sequence[float],
+    path_rate: float,
+) -> list[Path]:
+    """NORM's Figures 1 (suboptimality), 2 (SNR) and 3 (paths in the plane)."""
+    files = [folder / f"figure{number}.png" for number in (1, 2, 3)]
+
+    def averaged(what: str, start: str, bound: float, rate: float, rule: str) -> Any:
+        return np.mean([values[s, start, bound, rate, rule][what] for s in range(seeds)], axis=0)
+
+    with sheet(files[0], 2, len(bounds), (3.6 * len(bounds), 6)) as (figure, axes):
+        for row, start in enumerate(("I1", "I2")):
+            for axis, bound in zip(axes[row], bounds, strict=True):
+                for shade, rate in enumerate(rates):
+                    for rule in ("clip", "normalise"):
+                        curve = averaged("suboptimality", start, bound, rate, rule)
+                        strength = 0.35 + 0.65 * shade / (len(rates) - 1)
+                        axis.plot(
+                            curve,
+                            color=COLOURS[rule],
+                            alpha=strength,
+                            lw=1.2,
+                            label=f"{NAMES[rule]}, {rate:g}",
+                        )
+                axis.set(title=f"{start}, C = {bound:g}", yscale="log", xlabel="central step")
+        axes[0][0].set_ylabel("f(w) - f(w*)")
+        axes[1][0].set_ylabel("f(w) - f(w*)")
+        handles, labels = axes[0][0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(rates))
+        figure.suptitle(f"Suboptimality, mean of {seeds} runs; the darker, the larger the step size", fontsize=10)
+    with sheet(files[1], 2, len(bounds), (3.6 * len(bounds), 5.5)) as (figure, axes):
+        for row, start in enumerate(("I1", "I2")):
+            for axis, bound in zip(axes[row], bounds, strict=True):
+                for rule in ("clip", "normalise"):
+                    axis.plot(
+                        averaged("snr", start, bound, path_rate, rule),
+                        color=COLOURS[rule],
+                        lw=1,
+                        label=NAMES[rule],
+                    )
+                axis.set(title=f"{start}, C = {bound:g}", xlabel="central step", ylim=(0, None))
+            axes[row][0].set_ylabel("signal-to-noise ratio")
+        axes[0][0].legend()
+        figure.suptitle(f"Signal-to-noise ratio at step size {path_rate:g}, mean of {seeds} runs", fontsize=10)
+    with sheet(files[2], 1, 2, (9, 4.2)) as (figure, axes):
+        for axis, (start, bound) in zip(axes[0], (("I1", 100.0), ("I2", 100.0)), strict=True):
+            for rule in ("clip", "normalise"):
+                path = np.array(values[0, start, bound, path_rate, rule]["path"])
+                smooth = np.stack([np.convolve(c, np.ones(25) / 25, mode="valid") for c in path.T])
+                axis.plot(*smooth, color=COLOURS[rule], lw=1.2, label=NAMES[rule])
+                axis.plot(*smooth[:, -1], "o", color=COLOURS[rule], ms=5)
+            axis.plot(0, 0, "k*", ms=11, label="optimum")
+            axis.set(title=f"{start}, C = {bound:g}", xlabel="towards the start", ylabel="across")
+            axis.set_aspect("equal", adjustable="datalim")
+        axes[0][0].legend()
+        figure.suptitle(
+            f"Paths in a plane, mean over 25 steps, step size {path_rate:g}; dots: where they end",
+            fontsize=10,
+        )
+    return files
+
+
+def draw_heat_maps(
+    folder: Path,
+    scores: dict[Any, list[float]],
+    dataset: str,
+    epsilons: Sequence[float],
+    bounds: Sequence[float],
+    rates: Sequence[float],
+) -> list[Path]:
+    """Accuracy over the grid of C and eta for both rules, and their difference."""
+    path = folder / "heatmap.png"
+    with sheet(path, len(epsilons), 3, (13, 3.9 * len(epsilons))) as (figure, axes):
+        for row, level in enumerate(epsilons):
+            grids = {
+                rule: np.array([[mean(scores[rule, level, c, rate]) for rate in rates] for c in bounds])
+                for rule in ("clip", "normalise")
+            }
+            low, high = min(g.min() for g in grids.values()), max(g.max() for g in grids.values())
+            for axis, rule in zip(axes[row], grids, strict=False):
+                _heat(
+                    axis,
+                    grids[rule],
+                    f"{NAMES[rule]}, epsilon {level:g}",
+                    "viridis",
+                    (low, high),
+                    bounds,
+                    rates,
+                )
+            gain = grids["normalise"] - grids["clip"]
+            most = max(abs(gain).max(), 1e-9)
+            _heat(axes[row][2], gain, "normalisation - clipping, points", "RdBu", (-most, most), bounds, rates)
+        figure.suptitle(f"Test accuracy on {dataset}, %", fontsize=11)
+    return [path]
+
+
+def _heat(
+    axis: Any,
+    grid: Any,
+    title: str,
+    colours: str,
+    limits: tuple[float, float],
+    bounds: Sequence[float],
+    rates: Sequence[float],
+) -> None:
+    image = axis.imshow(grid, cmap=colours, vmin=limits[0], vmax=limits[1], aspect="auto")
+    axis.grid(False)
+    axis.set(title=title, xlabel="eta", ylabel="C")
+    axis.set_xticks(range(len(rates)), [f"{r:g}" for r in rates], rotation=45)
+    axis.set_yticks(range(len(bounds)), [f"{b:g}" for b in bounds])
+    for (i, j), value in np.ndenumerate(grid):
+        red, green, blue, _ = image.cmap(image.norm(value))
+        dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
+        axis.text(j, i, f"{value:.1f}", ha="center", va="center", fontsize=7, color="white" if dark else "black")
+
+
+def draw_run(folder: Path, records: list[dict[str, Any]], metric: str) -> list[tuple[Path, str]]:
+    """The curves of one run, each with the sentence that says what it shows."""
+    steps = [r["step"] for r in records]
+    evaluated = [(r["step"], r["evaluation"]) for r in records if r.get("evaluation", {}).get(metric) is not None]
+    drawn: list[tuple[Path, str]] = []
+
+    def curve(
+        name: str, title: str, lines: dict[str, tuple[list[int], list[float]]], said: str, log: bool = False
+    ) -> None:
+        if not any(ys for _, ys in lines.values()):
+            return
+        path = folder / "figures" / f"{name}.png"
+        with sheet(path, 1, 1, (6, 3.4)) as (_, axes):
+            for (label, (xs, ys)), colour in zip(lines.items(), ("#1d4ed8", "#c2410c", "#15803d"), strict=False):
+                axes[0][0].plot(xs, ys, color=colour, lw=1.5, label=label, marker="o" if len(xs) < 15 else None, ms=3)
+            axes[0][0].set(title=title, xlabel="central step")
+            if log:
+                axes[0][0].set_yscale("log")
+            if len(lines) > 1:
+                axes[0][0].legend()
+        drawn.append((path, said))
+
+    def of(name: str) -> tuple[list[int], list[float]]:
+        found = [(r["step"], r[name]) for r in records if r.get(name) is not None]
+        return [x for x, _ in found], [y for _, y in found]
+
+    if evaluated:
+        scores = [float(e[metric]) for _, e in evaluated]
+        log = metric == "suboptimality" and min(scores) > 0
+        said = f"{metric} of the central model."
+        curve("metric", metric, {metric: ([s for s, _ in evaluated], scores)}, said, log)
+    curve(
+        "loss",
+        "mean loss of the cohort",
+        {"loss": of("loss")},
+        "Loss of the users at the central model, before they train.",
+    )
+    norms = {"before bounding": of("update_norm"), "after bounding": of("bounded_norm")}
+    curve(
+        "norms",
+        "norm of a user's update",
+        norms,
+        "Mean norm of the users' updates before and after bounding.",
+        log=True,
+    )
+    curve(
+        "snr",
+        "signal-to-noise ratio",
+        {"snr": of("snr")},
+        "Norm of the aggregated updates divided by the norm of the noise.",
+    )
+    curve(
+        "epsilon",
+        "epsilon so far",
+        {"epsilon": of("epsilon")},
+        "Privacy spent, rounded up between a few points of the run.",
+    )
+    curve(
+        "cohort",
+        "users in the cohort",
+        {"users": (steps, [float(r["cohort"]) for r in records])},
+        "How many users took part in each step.",
+    )
+    return drawn

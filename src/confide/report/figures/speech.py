@@ -1,0 +1,66 @@
+"""Figures of PFL-ASR's experiments at our scale."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from confide.report.figures.sheets import sheet
+
+COLOURS = {"global": "#57534e", "uniform": "#c2410c", "dim": "#1d4ed8", "normalise": "#15803d"}
+NAMES = {
+    "global": "global clipping", "uniform": "per layer, uniform", "dim": "per layer, dim",
+    "normalise": "per layer, normalised",
+}  # fmt: skip
+_KINDS = ("conv", "wqkv", "wf", "w1", "w2", "ln1", "ln2", "norm", "head")
+
+
+def draw_clipping(path: Path, runs: dict[tuple[float, str], list[dict[str, Any]]]) -> Path:
+    """Word error rate against noise for each kind of clipping, and the signal-to-noise ratios that explain it.
+
+    `runs` has the measurements of every seed of a cell (noise, clipping).
+    """
+    noises = sorted({noise for noise, _ in runs if noise > 0})
+    rules = [rule for rule in COLOURS if any(name == rule for _, name in runs)]
+    worst = noises[-1]
+    with sheet(path, 1, 2, (11, 4.2)) as (_, axes):
+        left, right = axes[0]
+        quiet = [run["wer"] for (noise, _), own in runs.items() if noise == 0 for run in own]
+        for rule in rules:
+            known = [noise for noise in noises if (noise, rule) in runs]
+            points = [[run["wer"] for run in runs[noise, rule]] for noise in known]
+            middles, spread = [mean(p) for p in points], [stdev(p) if len(p) > 1 else 0.0 for p in points]
+            left.errorbar(
+                known,
+                middles,
+                yerr=spread,
+                color=COLOURS[rule],
+                marker="o",
+                ms=4,
+                lw=1.5,
+                capsize=3,
+                label=NAMES[rule],
+            )
+        if quiet:
+            left.axhline(mean(quiet), color="black", ls=":", lw=1, label="no noise")
+        start = [run["start"] for own in runs.values() for run in own]
+        left.axhline(mean(start), color="black", ls="--", lw=1, label="seed model")
+        left.set(
+            xscale="log", xlabel="noise on the average, in units of C", ylabel="word error rate, %", ylim=(0, None)
+        )
+        left.set_xticks(noises, [f"{noise:g}" for noise in noises])
+        left.minorticks_off()
+        left.set_title("mean and deviation over seeds")
+        left.legend()
+        width = 0.8 / len(rules)
+        for place, rule in enumerate(rules):
+            own = runs.get((worst, rule), [])
+            if own:
+                values = [mean(run["snr"].get(kind, float("nan")) for run in own) for kind in _KINDS]
+                xs = [i + (place - (len(rules) - 1) / 2) * width for i in range(len(_KINDS))]
+                right.bar(xs, values, width, color=COLOURS[rule], label=NAMES[rule])
+        right.set_xticks(range(len(_KINDS)), _KINDS)
+        right.set(yscale="log", title=f"signal over noise by kind of tensor, noise {worst:g}")
+        right.axhline(1, color="black", lw=0.8)
+    return path

@@ -1,0 +1,212 @@
+"""Several runs side by side: what they came to, with intervals, and which differences are real.
+
+Runs are only compared where the test set is the same, by content; the intervals of their differences are paired. How a
+difference is judged: `confide.runs.intervals`. The judgement is about these models: a recipe that is trained again
+with another seed gives another model, and only several seeds say how far apart two recipes are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from confide.errors import UserError
+from confide.federated import items as scores
+from confide.federated.items import Items
+from confide.recipe import Recipe
+from confide.report.headline import main_metric
+from confide.runs import folder as runs
+from confide.runs.intervals import LEVEL, Difference, difference, holm, interval
+
+REAL = 0.05
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One run."""
+
+    name: str
+    folder: Path
+    recipe: Recipe
+    summary: dict[str, Any]
+    items: Items | None
+    interval: tuple[float, float] | None
+
+    @property
+    def metric(self) -> str:
+        return main_metric(self.summary)
+
+    @property
+    def value(self) -> float | None:
+        found: float | None = self.summary["metrics"][self.metric]
+        return found
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two runs on one test set, by their places."""
+
+    first: int
+    second: int
+    difference: Difference
+    p: float
+    """Raised for the number of pairs (Holm)."""
+
+    @property
+    def real(self) -> bool:
+        return self.p < REAL
+
+
+@dataclass(frozen=True)
+class Comparison:
+    runs: tuple[Compared, ...]
+    pairs: tuple[Pair, ...]
+    recipes: dict[str, tuple[str, ...]]
+    """Settings in which the recipes differ, with the value of each run."""
+    notes: tuple[str, ...]
+
+    def verdict(self, pair: Pair) -> str:
+        """A pair in a sentence."""
+        one, two, gap = self.runs[pair.first], self.runs[pair.second], pair.difference
+        items = one.items
+        if items is None or gap.value == 0 or not pair.real:
+            return f"no real difference between {one.name} and {two.name}"
+        better = two if (gap.value > 0) == (items.better == "higher") else one
+        worse = one if better is two else two
+        return f"{better.name} is better than {worse.name}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "runs": [
+                {
+                    "run": str(run.folder), "metric": run.metric, "value": run.value,
+                    "interval": None if run.interval is None else list(run.interval), "level": LEVEL,
+                    "test": None if run.items is None else run.items.test,
+                    **{name: run.summary[name] for name in _FIELDS},
+                }
+                for run in self.runs
+            ],
+            "pairs": [
+                {
+                    "first": str(self.runs[p.first].folder), "second": str(self.runs[p.second].folder),
+                    "difference": p.difference.value, "interval": [p.difference.low, p.difference.high],
+                    "p": p.difference.p, "p_adjusted": p.p, "units": p.difference.units, "real": p.real,
+                    "verdict": self.verdict(p),
+                }
+                for p in self.pairs
+            ],
+            "recipes": {name: list(values) for name, values in self.recipes.items()},
+            "notes": list(self.notes),
+        }  # fmt: skip
+
+
+_FIELDS = (
+    "task", "metrics", "epsilon", "delta", "accountant", "noise_multiplier", "cohort", "population", "steps", "seconds",
+    "seed", "recipe",
+)  # fmt: skip
+
+
+def compare(folders: Sequence[Path]) -> Comparison:
+    """Read finished runs and hold them against each other."""
+    if len({folder.resolve() for folder in folders}) < 2:
+        raise UserError(f"{len(set(folders))} run was given; expected two or more different ones to compare")
+    notes: list[str] = []
+    found = [_read(folder, name, notes) for folder, name in zip(folders, _names(folders), strict=True)]
+    pairs = _pairs(found)
+    notes += _incomparable(found)
+    if pairs:
+        units = min(p.difference.units for p in pairs)
+        if units < 6:
+            notes.append(f"{units} independent test units are too few to call any difference real at {REAL:.0%}")
+        notes.append(
+            "judged are these models; trained again with another seed they would differ too, so compare recipes over "
+            "several seeds"
+        )
+    return Comparison(tuple(found), tuple(pairs), _recipes([run.recipe for run in found]), tuple(notes))
+
+
+def items_of(folder: Path, recipe: Recipe) -> Items | None:
+    """How a finished run answered each test item; scored now, and kept, where that is not on record."""
+    held = scores.read(folder)
+    if held is not None:
+        return held
+    from confide.build import make_task
+    from confide.runs.recogniser import held_parameters
+
+    task = make_task(recipe.task, recipe.run.seed)
+    if not hasattr(task, "scored"):
+        return None
+    shapes = {name: tuple(tensor.shape) for name, tensor in task.initial_parameters().items()}
+    _, found = runs.scored(task, held_parameters(folder, shapes))
+    if found is not None:
+        scores.write(folder, found)
+    return found
+
+
+def _read(folder: Path, name: str, notes: list[str]) -> Compared:
+    recipe = runs.held_recipe(folder)
+    summary = runs.summary_if_finished(folder)
+    if summary is None:
+        raise UserError(f"{folder} is not finished; go on with `confide resume {folder}`, or leave it out")
+    items = None
+    try:
+        items = items_of(folder, recipe)
+        if items is None:
+            notes.append(f"{name} has no test items: its difference to others cannot be judged")
+    except UserError as error:
+        notes.append(f"{name} could not be scored item by item ({error}); its differences cannot be judged")
+    return Compared(name, folder, recipe, summary, items, None if items is None else interval(items))
+
+
+def _pairs(found: Sequence[Compared]) -> list[Pair]:
+    """All pairs on one test set, with p-values raised for their number."""
+    places, gaps = [], []
+    for i, j in combinations(range(len(found)), 2):
+        one, two = found[i].items, found[j].items
+        if one is not None and two is not None and (one.test, one.metric) == (two.test, two.metric):
+            places.append((i, j))
+            gaps.append(difference(one, two))
+    raised = holm([gap.p for gap in gaps])
+    return [Pair(i, j, gap, p) for (i, j), gap, p in zip(places, gaps, raised, strict=True)]
+
+
+def _incomparable(found: Sequence[Compared]) -> list[str]:
+    """What is not compared, and why."""
+    tests: dict[tuple[str, str], list[str]] = {}
+    for run in found:
+        if run.items is not None:
+            tests.setdefault((run.items.metric, run.items.test), []).append(run.name)
+    if len(tests) < 2:
+        return []
+    sets = "; ".join(f"{', '.join(names)} ({metric}, test set {test})" for (metric, test), names in tests.items())
+    return [f"not comparable, because their test sets or metrics differ: {sets}"]
+
+
+def _recipes(recipes: Sequence[Recipe]) -> dict[str, tuple[str, ...]]:
+    flat = [_flat(recipe.model_dump(mode="json", exclude={"description"})) for recipe in recipes]
+    names = dict.fromkeys(name for each in flat for name in each)
+    rows = {name: tuple(each.get(name, "") for each in flat) for name in names}
+    return {name: values for name, values in rows.items() if len(set(values)) > 1}
+
+
+def _flat(document: dict[str, Any], above: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in document.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{above}{name}.")
+        else:
+            found[f"{above}{name}"] = "none" if value is None else str(value)
+    return found
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that tell the runs apart."""
+    parts = [folder.resolve().parts for folder in folders]
+    for length in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-length:]) for part in parts]
+        if len(set(names)) == len(set(parts)):
+            return names
+    return [str(folder) for folder in folders]

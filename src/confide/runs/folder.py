@@ -1,0 +1,441 @@
+"""The folder of a run: what is in it, and how a run is started, stopped and taken up again.
+
+recipe.yaml (resolved), checkpoint.safetensors, ledger.jsonl, metrics.jsonl, layers.jsonl (norms of each tensor, where
+the model was evaluated), times.jsonl (seconds of each part of a step), events.* (TensorBoard), and at the end
+model.safetensors, scores.json (how each test item was answered), summary.json and report.html. Nothing that is there is
+ever overwritten by another run, and one process at a time works in it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+import yaml
+from torch import Tensor
+
+from confide import recipe
+from confide.engines.engine import Abandoned, Engine, traits
+from confide.engines.ranks import LostRank, Place
+from confide.errors import Stopped, UserError, missing
+from confide.federated import items
+from confide.federated.car_adaptive import NO_GUARANTEE, CarAdaptive
+from confide.federated.items import Items
+from confide.federated.start import NOT_COVERED
+from confide.federated.task import Task
+from confide.files import write_atomically
+from confide.privacy import accountant, ledger
+from confide.privacy.ledger import Ledger
+from confide.privacy.plan import Plan
+from confide.privacy.trust.server_view import against_server, server_view
+from confide.progress import Reporter, stop_on_signal
+from confide.recipe import Recipe
+from confide.run import Loop, Record, make_loop, mean_of_recent, surroundings
+from confide.runs import checkpoint, fingerprint
+from confide.runs.checkpoint import State
+
+_CHANGED = "{} was changed after the run began; nothing was done. Put it back, or start another run"
+RECIPE, METRICS, SUMMARY, MODEL = "recipe.yaml", "metrics.jsonl", "summary.json", "model.safetensors"
+LAYERS, TIMES = "layers.jsonl", "times.jsonl"
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A run whose users are on other machines."""
+
+    task: Task
+    engine: Callable[[Recipe, Task, Plan], Engine]
+
+
+def train(
+    wanted: Recipe,
+    folder: Path,
+    workers: int = 1,
+    quiet: bool = False,
+    here: Place | None = None,
+    deployed: Deployed | None = None,
+) -> dict[str, Any]:
+    """Start a run in a new folder and see it through. A folder that holds this run, finished, answers at once.
+
+    `here` is rank 0 where torchrun started several.
+    """
+    if (folder / RECIPE).exists():
+        held = held_recipe(folder)
+        if held.digest != wanted.digest:
+            raise UserError(
+                f"{folder} already holds another run (recipe {held.digest}, not {wanted.digest}); nothing was "
+                "changed. Choose another --out folder"
+            )
+        if here is not None and here.restarted:
+            return resume(folder, workers, quiet, here)
+        if not (folder / SUMMARY).exists():
+            raise UserError(f"{folder} holds this run, unfinished; go on with `confide resume {folder}`")
+        return summary_of(folder)
+    strangers = (
+        [p.name for p in folder.iterdir() if p.name not in (".lock", "superlink.log") and p.suffix != ".tmp"]
+        if folder.is_dir()
+        else []
+    )
+    if strangers:
+        raise UserError(f"{folder} is not empty and holds no run ({strangers[0]}, ...); choose another --out folder")
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; choose another --out folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    with _alone(folder):
+        loop = _loop(folder, wanted, workers, here, deployed)
+        return _see_through(folder, loop, None, quiet)
+
+
+def _loop(folder: Path, wanted: Recipe, workers: int, here: Place | None, deployed: Deployed | None) -> Loop:
+    task, engine = (None, None) if deployed is None else (deployed.task, deployed.engine)
+    return make_loop(wanted, lambda header: _open_ledger(folder, wanted, header), workers, task, here, engine)
+
+
+def resume(
+    folder: Path,
+    workers: int = 1,
+    quiet: bool = False,
+    here: Place | None = None,
+    deployed: Deployed | None = None,
+) -> dict[str, Any]:
+    """Go on with a run that was stopped or killed; it ends as if it had never been."""
+    wanted = held_recipe(folder)
+    if (folder / SUMMARY).exists():
+        return summary_of(folder)
+    with _alone(folder):
+        saved = checkpoint.load(folder) if (folder / checkpoint.FILE).exists() else None
+        if saved is not None:
+            _check_saved(folder, saved, wanted)
+        loop = _loop(folder, wanted, workers, here, deployed)
+        return _see_through(folder, loop, saved.state if saved else None, quiet)
+
+
+def held_recipe(folder: Path) -> Recipe:
+    try:
+        document = recipe.read_yaml((folder / RECIPE).read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{folder} holds no run: there is no {RECIPE} in it; start one with `confide train`") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{folder / RECIPE} is not valid YAML: {error}") from None
+    return recipe.parse(document if isinstance(document, dict) else {}, str(folder / RECIPE))
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text())
+    return summary
+
+
+def summary_if_finished(folder: Path) -> dict[str, Any] | None:
+    return summary_of(folder) if (folder / SUMMARY).exists() else None
+
+
+def check_ledger(folder: Path) -> dict[str, Any]:
+    """Recompute what was spent from the ledger alone, and hold it against what the rest of the folder says."""
+    book = Ledger.read(folder / ledger.FILE)
+    if (folder / checkpoint.FILE).exists():
+        saved = checkpoint.load(folder)
+        _check_tail(folder, book, saved.ledger_count, saved.ledger_head)
+    delta, kind = book.header.get("delta"), book.header.get("accountant", "pld")
+    events = book.charged()
+    spent = accountant.epsilon(events, delta, kind) if delta is not None else math.inf
+    found: dict[str, Any] = {
+        "epsilon": finite(spent if events else 0.0),
+        "delta": delta,
+        "accountant": kind,
+        "adjacency": book.header.get("adjacency"),
+        "noise_source": book.header.get("noise_source"),
+        "for_release": book.header.get("for_release"),
+        "releases": book.count,
+        "steps": len(book.latest),
+        "last_hash": book.head,
+        "begins_elsewhere": book.header.get("begins_elsewhere", False),
+    }
+    if book.header.get("trust") == "distributed" and delta is not None:
+        seen = server_view(book.entries, delta, kind)
+        found |= {"epsilon_server": finite(seen.epsilon), "releases_of_a_user": seen.releases}
+    return found
+
+
+def guarantee(recipe: Recipe, spent: dict[str, Any]) -> str:
+    """What a run promises, in a line; where it promises nothing, why."""
+    if isinstance(recipe.bounding.adaptive, CarAdaptive):
+        return NO_GUARANTEE
+    if spent["epsilon"] is None:
+        return "none: no guarantee"
+    stated = f"epsilon {accountant.shown(spent['epsilon'])} at delta {recipe.privacy.delta:g}"
+    if "epsilon_server" in spent:
+        stated += f" against whoever sees the models alone; {against_server(spent)}"
+    if spent["begins_elsewhere"]:
+        stated += f"; it does not cover {NOT_COVERED}"
+    return stated
+
+
+def finite(value: float) -> float | None:
+    """JSON has no infinity; an epsilon without a guarantee is null."""
+    return value if math.isfinite(value) else None
+
+
+def _check_saved(folder: Path, saved: checkpoint.Saved, wanted: Recipe) -> None:
+    if saved.recipe_digest != wanted.digest:
+        raise UserError(_CHANGED.format(folder / RECIPE))
+    if not (folder / ledger.FILE).exists():
+        raise UserError(f"{folder / ledger.FILE} is missing; without it the privacy spent cannot be stated")
+    _check_tail(folder, Ledger.read(folder / ledger.FILE), saved.ledger_count, saved.ledger_head)
+
+
+def _check_tail(folder: Path, book: Ledger, count: int, head: str) -> None:
+    """The checkpoint remembers how long the ledger was: lines missing at the end would be an under-count."""
+    if book.count < count:
+        raise UserError(
+            f"{folder / ledger.FILE} has {book.count} releases but the checkpoint was written after {count}; "
+            f"lines are missing at its end. The privacy spent cannot be stated from this file"
+        )
+    if head not in book.heads:
+        raise UserError(f"{folder / ledger.FILE} is not the ledger that the checkpoint was written with")
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    with (folder / ".lock").open("w") as lock:
+        if not any(_locked(lock, wait) for wait in (0, 0.05, 0.2)):
+            raise UserError(f"another process is working in {folder}; wait for it or stop it first")
+        try:
+            yield
+        except OSError as error:
+            # A write that fails does not say where; the message should.
+            error.filename = error.filename or str(folder)
+            raise
+
+
+def _locked(lock: TextIO, wait: float) -> bool:
+    """Whether the lock could be had, after a while: who only looks at a run holds it for microseconds."""
+    time.sleep(wait)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _open_ledger(folder: Path, wanted: Recipe, header: dict[str, Any]) -> Ledger:
+    """The first thing written is the recipe, so that a run that was killed at birth can still be taken up."""
+    path = folder / ledger.FILE
+    if not (folder / RECIPE).exists():
+        write_atomically(folder / RECIPE, wanted.to_yaml().encode())
+    if not path.exists() or path.stat().st_size == 0:
+        return Ledger.create(path, header)
+    torn = Ledger.drop_torn_line(path)
+    if torn and path.stat().st_size == 0:
+        return Ledger.create(path, header)
+    book = Ledger.read(path)
+    if book.header.get("recipe") != wanted.digest:
+        raise UserError(_CHANGED.format(folder / RECIPE))
+    fingerprint.check(folder, book.header, header)
+    return book
+
+
+def _see_through(folder: Path, loop: Loop, saved: State | None, quiet: bool) -> dict[str, Any]:
+    try:
+        return _go_on(folder, loop, saved or loop.start(), quiet)
+    except LostRank as lost:
+        # Rank 0 wrote nothing of the step that was under way.
+        raise LostRank(
+            f"{lost}; what was saved before is kept. Go on with `confide resume {folder}`, with any number of ranks "
+            "or workers"
+        ) from None
+    finally:
+        loop.engine.close()
+
+
+def _go_on(folder: Path, loop: Loop, state: State, quiet: bool) -> dict[str, Any]:
+    """The central steps that are left, with everything recorded, and then the results."""
+    steps = loop.recipe.run.steps
+    # A step that cannot be made again bit for bit costs anew when it is repeated, so none should have to be.
+    repeats = loop.plan.source.repeatable and traits(loop.engine).repeatable
+    every = loop.recipe.run.checkpoint_every if repeats else 1
+    _save(folder, loop, state)
+    _cut_metrics(folder / METRICS, state.step)
+    _cut_metrics(folder / LAYERS, state.step)
+    _cut_metrics(folder / TIMES, state.step)
+    with (
+        _events(folder, state.step + 1) as board,
+        (folder / METRICS).open("a") as metrics,
+        (folder / LAYERS).open("a") as layers,
+        (folder / TIMES).open("a") as times,
+        Reporter(loop.task.name, steps, state.step, quiet) as reporter,
+        stop_on_signal() as stop,
+    ):
+        if layers.tell() == 0:
+            _write_line(layers, {"step": 0, "names": loop.layout.names, "sizes": loop.layout.sizes})
+        note = ""
+        while state.step < steps:
+            try:
+                record = loop.step(state)
+            except Abandoned:  # the run goes on with the same cohort
+                _sync(metrics, layers, times)
+                _save(folder, loop, state)
+                raise
+            record["epsilon"] = finite(loop.plan.epsilon_so_far(loop.charges))
+            spent = {"step": state.step, **loop.times}
+            if loop.wants_evaluation(state):
+                began = time.perf_counter()
+                record["evaluation"] = loop.evaluate(state)
+                spent["evaluate"] = time.perf_counter() - began
+                note = f"{loop.task.metric} {record['evaluation'][loop.task.metric]:.4g}"
+            if "layers" in record:
+                _write_line(layers, record.pop("layers"))
+            _write_record(metrics, board, record)
+            _write_line(times, {name: round(seconds, 5) for name, seconds in spent.items()})
+            reporter.advance(f"{note} {_epsilon_text(loop.recipe, record['epsilon'])}".strip())
+            if state.step % every == 0 or stop.asked:
+                _sync(metrics, layers, times)
+                _save(folder, loop, state)
+            if stop.asked and state.step < steps:
+                raise Stopped(f"stopped after step {state.step} of {steps}; go on with `confide resume {folder}`")
+        _sync(metrics, layers, times)
+    _save(folder, loop, state)
+    return _finish(folder, loop, state)
+
+
+@contextmanager
+def _events(folder: Path, first_step: int) -> Iterator[Any]:
+    """TensorBoard's writer, where TensorBoard is installed.
+
+    Its thread meets a full disk too and would print a traceback beside our own message.
+    """
+    if missing("tensorboard"):
+        yield None
+        return
+    from torch.utils.tensorboard import SummaryWriter
+
+    before = threading.excepthook
+
+    def hook(problem: threading.ExceptHookArgs) -> None:
+        if not isinstance(problem.exc_value, OSError):
+            before(problem)
+
+    threading.excepthook = hook
+    try:
+        board = SummaryWriter(str(folder), purge_step=first_step)
+        try:
+            yield board
+        finally:
+            board.close()
+    finally:
+        threading.excepthook = before
+
+
+def _save(folder: Path, loop: Loop, state: State) -> None:
+    checkpoint.save(folder, state, loop.recipe.digest, loop.ledger.count, loop.ledger.head)
+
+
+def _finish(folder: Path, loop: Loop, state: State) -> dict[str, Any]:
+    from safetensors.torch import save as serialise
+
+    from confide.report.page import write_report
+
+    model = loop.layout.views(loop.final_model(state))
+    write_atomically(folder / MODEL, serialise({n: t.contiguous() for n, t in model.items()}))
+    spent = check_ledger(folder)
+    metrics, found = scored(loop.task, model)
+    if found is not None:
+        items.write(folder, found)
+    follows = isinstance(loop.recipe.bounding.adaptive, CarAdaptive)
+    summary: dict[str, Any] = {
+        "task": loop.task.name,
+        "metric": loop.task.metric,
+        "metrics": _json_safe(metrics),
+        "metrics_mean_of_last": _json_safe(mean_of_recent(state)),
+        "epsilon": spent["epsilon"],
+        "delta": spent["delta"],
+        "accountant": spent["accountant"],
+        "adjacency": spent["adjacency"],
+        "noise_source": spent["noise_source"],
+        "for_release": spent["for_release"],
+        "releases": spent["releases"],
+        "mechanism": "car adaptive" if follows else loop.recipe.privacy.mechanism,
+        "guarantee": guarantee(loop.recipe, spent),
+        "trust": "local" if follows else loop.recipe.privacy.trust,
+        "sampler": loop.plan.sampler,
+        "noise_multiplier": loop.plan.event.noise_multiplier,
+        "cohort": loop.plan.cohort_size,
+        "population": len(loop.plan.weights),
+        "steps": state.step,
+        "seconds": round(state.seconds, 3),
+        "skipped": getattr(loop.task, "left_out", {}),
+        "seed": loop.recipe.run.seed,
+        "recipe": loop.recipe.digest,
+        "inputs": fingerprint.of_task(loop.task),
+        "ledger_head": spent["last_hash"],
+        "begins_elsewhere": spent["begins_elsewhere"],
+        "environment": surroundings(),
+    }
+    summary |= {name: spent[name] for name in ("epsilon_server", "releases_of_a_user") if name in spent}
+    write_report(folder, loop.recipe, summary)
+    write_atomically(folder / SUMMARY, (json.dumps(summary, indent=2, allow_nan=False) + "\n").encode())
+    return summary
+
+
+def scored(task: Task, model: dict[str, Tensor]) -> tuple[dict[str, float], Items | None]:
+    """A model's evaluation, and how each test item was answered where the task has test items."""
+    with torch.no_grad():
+        found: tuple[dict[str, float], Items] | None = task.scored(model) if hasattr(task, "scored") else None
+        return found or (task.evaluate(model), None)
+
+
+def _cut_metrics(path: Path, step: int) -> None:
+    """Steps after the checkpoint are made again; their lines go, and a torn line with them."""
+    if path.exists():
+        kept = [line for line in path.read_bytes().splitlines(keepends=True) if _step_of(line) <= step]
+        write_atomically(path, b"".join(kept))
+
+
+def _step_of(line: bytes) -> float:
+    try:
+        return int(json.loads(line)["step"]) if line.endswith(b"\n") else math.inf
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+def _write_record(metrics: Any, board: Any, record: Record) -> None:
+    _write_line(metrics, record)
+    if board is None:
+        return
+    flat = {**record, **{f"evaluation/{k}": v for k, v in record.get("evaluation", {}).items()}}
+    for name, value in flat.items():
+        if name != "step" and isinstance(value, int | float):
+            board.add_scalar(name, value, record["step"])
+
+
+def _write_line(file: TextIO, record: Record) -> None:
+    file.write(json.dumps(_json_safe(record), allow_nan=False) + "\n")
+    file.flush()
+
+
+def _sync(*files: TextIO) -> None:
+    for file in files:
+        os.fsync(file.fileno())
+
+
+def _json_safe(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _json_safe(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_safe(v) for v in value]
+    return finite(value) if isinstance(value, float) else value
+
+
+def _epsilon_text(recipe: Recipe, epsilon: float | None) -> str:
+    if isinstance(recipe.bounding.adaptive, CarAdaptive):
+        return "no formal guarantee"
+    return "no privacy" if epsilon is None else f"epsilon {epsilon:.2f}"

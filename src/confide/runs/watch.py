@@ -1,0 +1,218 @@
+"""Following a run from outside: `confide watch`. It reads what the run writes and touches nothing.
+
+Whether a process works in the folder is seen at its lock. Taking the lock to see it would last microseconds; a run that
+starts in that very moment tries again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from confide.errors import UserError
+from confide.privacy.accountant import shown
+from confide.recipe import Recipe
+from confide.runs import folder as runs
+
+Record = dict[str, Any]
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass
+class Watched:
+    """A run as far as it is known; `look` reads what was added since."""
+
+    folder: Path
+    recipe: Recipe
+    records: list[Record] = field(default_factory=list)
+    _read: int = 0
+
+    def look(self) -> None:
+        path = self.folder / runs.METRICS
+        size = path.stat().st_size if path.exists() else 0
+        if size < self._read:  # taken up again from a checkpoint: the lines behind it are gone
+            self.records, self._read = [], 0
+        if size == self._read:
+            return
+        with path.open("rb") as file:
+            file.seek(self._read)
+            new = file.read()
+        whole = new[: new.rfind(b"\n") + 1]
+        self._read += len(whole)
+        self.records += _parsed(whole)
+
+    @property
+    def step(self) -> int:
+        return int(self.records[-1]["step"]) if self.records else 0
+
+    @property
+    def state(self) -> str:
+        """finished, running or stopped."""
+        if (self.folder / runs.SUMMARY).exists():
+            return "finished"
+        return "running" if busy(self.folder) else "stopped"
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the pace of the last steps."""
+        recent = self.records[-20:]
+        if len(recent) < 2:
+            return None
+        pace = (recent[-1]["seconds"] - recent[0]["seconds"]) / (recent[-1]["step"] - recent[0]["step"])
+        return float(max(pace, 0.0) * (self.recipe.run.steps - self.step))
+
+    def metric(self) -> tuple[str, list[float]]:
+        """The first measure of the evaluations, over the run."""
+        scored = [r["evaluation"] for r in self.records if r.get("evaluation")]
+        if not scored:
+            return "", []
+        name = next(iter(scored[0]))
+        return name, [e[name] for e in scored if e.get(name) is not None]
+
+    def to_json(self) -> dict[str, Any]:
+        name, values = self.metric()
+        last = self.records[-1] if self.records else {}
+        value, epsilon = values[-1] if values else None, last.get("epsilon")
+        state = self.state
+        if state == "finished":  # the final model need not be the last iterate
+            summary = runs.summary_of(self.folder)
+            name = summary.get("metric", name)
+            value, epsilon = summary["metrics"].get(name), summary["epsilon"]
+        return {
+            "state": state, "task": self.recipe.task.kind, "step": self.step, "steps": self.recipe.run.steps,
+            "metric": name, "value": value, "epsilon": epsilon, "epsilon_shown": shown(epsilon),
+            "seconds": last.get("seconds"), "seconds_left": self.seconds_left, "loss": last.get("loss"),
+            "cohort": last.get("cohort"), "snr": last.get("snr"), "share_bounded": last.get("share_bounded"),
+        }  # fmt: skip
+
+
+def watched(folder: Path) -> Watched:
+    found = Watched(folder, runs.held_recipe(folder))
+    found.look()
+    return found
+
+
+def busy(folder: Path) -> bool:
+    """Whether a process works in the folder."""
+    try:
+        with (folder / ".lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def watch(folder: Path, every: float = 0.5) -> str:
+    """Show a run until it ends, and return how: finished or stopped. Ctrl-C ends the watching, not the run."""
+    from rich.console import Console
+    from rich.live import Live
+
+    found = watched(folder)
+    console = Console()
+    if not console.is_terminal:
+        return _lines(found, every)
+    with Live(_panel(found), console=console, refresh_per_second=4) as live:
+        while True:
+            state = found.state
+            found.look()
+            live.update(_panel(found))
+            if state != "running":
+                return state
+            time.sleep(every)
+
+
+def spark(values: list[float], width: int = 40) -> str:
+    """A curve in one line of text."""
+    if not values:
+        return ""
+    step = max(1, -(-len(values) // width))
+    shown_ = [sum(values[i : i + step]) / len(values[i : i + step]) for i in range(0, len(values), step)]
+    low, high = min(shown_), max(shown_)
+    span = high - low or 1.0
+    return "".join(_BARS[min(7, int(8 * (v - low) / span))] for v in shown_)
+
+
+def _lines(found: Watched, every: float) -> str:
+    """Where nobody watches a terminal: a line whenever there is news, at most one a look."""
+    said = -1
+    while True:
+        state = found.state
+        found.look()
+        if found.step != said:
+            said = found.step
+            print(_line(found), flush=True)
+        if state != "running":
+            return state
+        time.sleep(every)
+
+
+def _line(found: Watched) -> str:
+    now = found.to_json()
+    parts = [f"step {now['step']}/{now['steps']}"]
+    parts += [f"loss {now['loss']:.4g}"] if now["loss"] is not None else []
+    parts += [f"{now['metric']} {now['value']:.4g}"] if now["value"] is not None else []
+    parts += [f"epsilon {shown(now['epsilon'])}"] if now["epsilon"] is not None else []
+    return ", ".join(parts)
+
+
+def _panel(found: Watched) -> Any:
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
+    now = found.to_json()
+    table = Table.grid(padding=(0, 2))
+    losses = [float(r["loss"]) for r in found.records if r.get("loss") is not None]
+    name, scores = found.metric()
+    left = now["seconds_left"]
+    rows = [
+        ("step", f"{now['step']:,} of {now['steps']:,}", "" if left is None else f"about {_duration(left)} left"),
+        ("loss", "" if not losses else f"{losses[-1]:.4g}", spark(losses)),
+        (name, "" if not scores else f"{scores[-1]:.4g}", spark(scores)),
+        ("epsilon", "no guarantee" if now["epsilon"] is None else shown(now["epsilon"]), "so far"),
+        ("signal / noise", "" if now["snr"] is None else f"{now['snr']:.3g}", ""),
+        ("share bounded", "" if now["share_bounded"] is None else f"{now['share_bounded']:.0%}", ""),
+        ("cohort", "" if now["cohort"] is None else f"{now['cohort']:,} users", ""),
+    ]
+    for row in rows:
+        if row[0] and row[1]:
+            table.add_row(*row)
+    bar = ProgressBar(total=now["steps"], completed=now["step"])
+    title = f"{found.recipe.task.kind}, {now['state']}: {found.folder}"  # a long path is cut at its end
+    return Panel(Group(bar, table), title=title, expand=False)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _parsed(lines: bytes) -> list[Record]:
+    import json
+
+    try:
+        return [json.loads(line) for line in lines.splitlines()]
+    except ValueError as error:
+        raise UserError(f"the run's {runs.METRICS} is damaged ({error}); nothing can be shown of it") from None
+
+
+def command(folder: Path) -> None:
+    """`confide watch`."""
+    try:
+        how = watch(folder)
+    except KeyboardInterrupt:
+        print("no longer watching; the run goes on", file=sys.stderr)
+        return
+    if how == "stopped":
+        step, steps = watched(folder).step, runs.held_recipe(folder).run.steps
+        print(f"nobody works in {folder}: it stopped after step {step} of {steps}; `confide resume {folder}` goes on")
+    else:
+        print(f"finished; its page is {folder / 'report.html'}")

@@ -1,0 +1,144 @@
+"""Tasks of the workloads, for the loop to train like any other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from confide.federated.chain import Affine, Chain
+from confide.federated.local import LocalTraining
+from confide.randomness import generator
+from confide.speech import model
+from confide.workloads import data
+from confide.workloads.settings import MlpSettings, SpeechClientSettings, VectorSettings
+
+TOKENS = 29
+
+
+class _Plain:
+    """What the workloads have in common: no short cut of their own, and no length in time."""
+
+    metric = "loss"
+
+    def __init__(self, users: int, examples: int) -> None:
+        self.examples = np.broadcast_to(np.int64(examples), users)  # however many users, one number
+
+    def seconds(self, user: int) -> None:
+        return None
+
+    def users_at_once(self, local: LocalTraining) -> int:
+        return 0
+
+    def fast_updates(self, *_: Any) -> None:
+        return None
+
+
+class Mlp(_Plain):
+    """A: two linear layers with a ReLU between them."""
+
+    name = "bench/mlp"
+
+    def __init__(self, settings: MlpSettings, seed: int) -> None:
+        super().__init__(settings.users, settings.examples)
+        self.settings, self.seed = settings, seed
+        self.distinct = min(settings.distinct, settings.users)
+        features, labels = data.small_clients(self.distinct, settings.examples, settings.width, settings.classes)
+        self.features = torch.from_numpy(features).flatten(0, 1)  # (rows, width)
+        self.labels = torch.from_numpy(labels).flatten()
+
+    def initial_parameters(self) -> dict[str, Tensor]:
+        draw = generator(self.seed, "model")
+        parameters: dict[str, Tensor] = {}
+        sizes = (self.settings.width, self.settings.hidden, self.settings.classes)
+        for number, (wide, out) in enumerate(pairwise(sizes), start=1):
+            values = torch.from_numpy(draw.random((out, wide + 1), dtype=np.float32)).mul_(2).sub_(1) / math.sqrt(wide)
+            parameters |= {f"weight{number}": values[:, :wide].clone(), f"bias{number}": values[:, wide].clone()}
+        return parameters
+
+    def chain(self) -> Chain:
+        return Chain((Affine("weight1", "bias1", "relu"), Affine("weight2", "bias2")))
+
+    def rows(self, user: int) -> np.ndarray:
+        held = self.settings.examples
+        return np.arange(user % self.distinct * held, (user % self.distinct + 1) * held)
+
+    def inputs(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        chosen = torch.from_numpy(rows)
+        return self.features[chosen], self.labels[chosen]
+
+    def batch(self, user: int, examples: np.ndarray | None, draw: np.random.Generator) -> tuple[Tensor, ...]:
+        own = self.rows(user)
+        return self.inputs(own if examples is None else own[examples])
+
+    def loss(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
+        inner = torch.relu(functional.linear(batch[0], parameters["weight1"], parameters["bias1"]))
+        return functional.cross_entropy(functional.linear(inner, parameters["weight2"], parameters["bias2"]), batch[1])
+
+    def evaluate(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
+        return {"loss": float(self.loss(parameters, (self.features[:1000], self.labels[:1000])))}
+
+
+class SpeechClient(_Plain):
+    """B: the package's own recogniser, without dropout."""
+
+    name = "bench/speech"
+
+    def __init__(self, settings: SpeechClientSettings, seed: int) -> None:
+        super().__init__(settings.users, settings.utterances)
+        self.seed = seed
+        self.model = model.ModelSettings(
+            preset="small", layers=settings.layers, width=settings.width, mlp=4 * settings.width, dropout=0.0,
+            tokens=TOKENS,
+        )  # fmt: skip
+        features, labels = data.speech_clients(
+            settings.users, settings.utterances, settings.frames, settings.labels, TOKENS
+        )
+        self.features, self.labels = torch.from_numpy(features), torch.from_numpy(labels)
+
+    def initial_parameters(self) -> dict[str, Tensor]:
+        return model.initial_parameters(self.model, generator(self.seed, "model"))
+
+    def batch(self, user: int, examples: np.ndarray | None, draw: np.random.Generator) -> tuple[Tensor, ...]:
+        chosen = slice(None) if examples is None else torch.from_numpy(examples)
+        return self.features[user][chosen], self.labels[user][chosen]
+
+    def loss(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
+        features, labels = batch
+        count, frames, _ = features.shape
+        whole = torch.full((count,), frames, device=features.device)
+        logits, lengths = model.forward(self.model, parameters, features, whole, None)
+        return model.ctc_loss(logits, lengths, labels, torch.full((count,), labels.shape[1]))
+
+    def evaluate(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
+        return {"loss": float(self.loss(parameters, (self.features[0], self.labels[0])))}
+
+
+class Vector(_Plain):
+    """C: as many parameters as are wanted, in equal tensors. The loss sees the first one only."""
+
+    name = "bench/vector"
+
+    def __init__(self, settings: VectorSettings, seed: int) -> None:
+        super().__init__(settings.users, 1)
+        self.seed, tensors = seed, min(settings.tensors, settings.parameters)
+        ends = np.linspace(0, settings.parameters, tensors + 1).astype(np.int64)
+        self.sizes = np.diff(ends).tolist()
+
+    def initial_parameters(self) -> dict[str, Tensor]:
+        return {f"tensor{index:04}": torch.full((size,), 1e-3) for index, size in enumerate(self.sizes)}
+
+    def batch(self, user: int, examples: np.ndarray | None, draw: np.random.Generator) -> tuple[Tensor, ...]:
+        return (torch.tensor(float(user % 7 + 1)),)
+
+    def loss(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
+        return batch[0] * parameters["tensor0000"].square().sum()
+
+    def evaluate(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
+        return {"loss": float(parameters["tensor0000"].square().sum())}

@@ -1,0 +1,274 @@
+"""The engine of a deployment gives the result of one process, and survives what clients and machines do to it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("flwr", reason="deployment needs Flower: pip install 'confide[deploy]'")
+
+
+from confide.build import make_task
+from confide.deploy.client import Member, OwnData, Refused
+from confide.deploy.deployment import Client
+from confide.deploy.parcels import Parcel
+from confide.deploy.rehearsal import Local, engine
+from confide.deploy.remote import JOIN, TRAIN, Door, Remote, Terms
+from confide.engines.engine import Abandoned
+from confide.privacy.ledger import Ledger
+from confide.recipe import Recipe, load
+from confide.run import Loop, make_loop, simulate
+from confide.runs import folder
+
+
+def run(recipe: Recipe, made: Callable[..., Remote]) -> tuple[Loop, Any]:
+    loop = make_loop(recipe, lambda header: Ledger.create(None, header), remote=made)
+    state = loop.start()
+    while state.step < recipe.run.steps:
+        loop.step(state)
+    return loop, state
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        [],
+        ["bounding.rule=per_layer_normalise"],
+        ["bounding.rule=normalise", "bounding.bound=0.3"],
+        ["bounding.adaptive={quantile: 0.4}"],
+        ["users.weights=examples", "sampling={kind: fixed, cohort: 4}", "privacy.accountant=rdp"],
+    ],
+)
+def test_clients_elsewhere_give_the_model_and_the_ledger_of_one_process(tiny: str, changed: list[str]) -> None:
+    recipe = load(tiny, ["run.steps=20", *changed])
+    alone, expected = simulate(recipe)
+    loop, state = run(recipe, engine())
+    assert float((state.parameters - expected.parameters).norm()) <= 1e-6 * float(expected.parameters.norm())
+    assert loop.ledger.head == alone.ledger.head
+
+
+def test_a_short_cut_of_the_task_makes_no_difference() -> None:
+    recipe = load(
+        "convex/digits",
+        [
+            "run.steps=5",
+            "task.users=20",
+            "sampling.cohort=10",
+            "privacy.target_epsilon=null",
+            "privacy.noise_multiplier=1",
+        ],
+    )
+    alone, expected = simulate(recipe)
+    loop, state = run(recipe, engine())
+    assert float((state.parameters - expected.parameters).norm()) <= 1e-6 * float(expected.parameters.norm())
+    assert loop.ledger.head == alone.ledger.head
+
+
+def test_missing_clients_leave_divisor_noise_and_ledger_as_they_are(tiny: str) -> None:
+    recipe = load(tiny, ["run.steps=20", "privacy.source=seeded"])
+
+    def third_is_silent(kind: str, node: int, parcel: Parcel) -> str:
+        return "lost" if kind == TRAIN and node == 102 else ""
+
+    alone, _ = simulate(recipe)
+    loop, state = run(recipe, engine(fate=third_is_silent, terms=Terms(deadline=0.05, poll=0.0, minimum=0.0)))
+    assert loop.ledger.head == alone.ledger.head
+    assert state.step == 20
+
+
+def test_a_third_of_the_clients_dies_in_every_round_and_no_round_is_lost(tiny: str) -> None:
+    recipe = load(tiny, ["run.steps=20"])
+    draw, ends = np.random.default_rng(0), Counter[str]()
+
+    def dies(kind: str, node: int, parcel: Parcel) -> str:
+        if kind != TRAIN or draw.random() > 0.3:
+            return ""
+        ends["killed"] += 1
+        return "the client was killed"
+
+    loop, state = run(recipe, engine(6, dies, Terms(deadline=60.0, poll=0.0, minimum=0.2)))
+    assert state.step == 20
+    assert ends["killed"] > 20
+    assert [entry.step for entry in loop.ledger.entries] == list(range(20))
+    assert loop.plan.epsilon(loop.charges) == pytest.approx(simulate(recipe)[0].plan.epsilon(20))
+
+
+def test_a_round_with_too_few_answers_is_tried_again_with_the_same_cohort_and_costs_nothing(tiny: str) -> None:
+    recipe = load(tiny, ["run.steps=3"])
+    asked: list[set[int]] = []
+    seen: dict[str, set[int]] = {}
+
+    def first_attempts_fail(kind: str, node: int, parcel: Parcel) -> str:
+        if kind != TRAIN:
+            return ""
+        if parcel.facts["nonce"] not in seen:
+            seen[parcel.facts["nonce"]] = set()
+            asked.append(seen[parcel.facts["nonce"]])
+        seen[parcel.facts["nonce"]].add(parcel.facts["user"])
+        return "no power" if len(asked) % 2 else ""
+
+    loop, _ = run(recipe, engine(fate=first_attempts_fail))
+    assert len(asked) == 6
+    assert asked[0] == asked[1]
+    assert [(entry.step, entry.attempt) for entry in loop.ledger.entries] == [(0, 0), (1, 0), (2, 0)]
+
+
+def test_a_run_stops_when_too_few_answer_and_goes_on_later(tiny: str, tmp_path: Path, no_figures: None) -> None:
+    recipe = load(tiny, [])
+    task = make_task(recipe.task, 0)
+    broken = folder.Deployed(task, engine(fate=lambda kind, node, parcel: "away" if kind == TRAIN else ""))
+    with pytest.raises(Abandoned, match="nothing was released"):
+        folder.train(recipe, tmp_path / "run", quiet=True, deployed=broken)
+    assert folder.check_ledger(tmp_path / "run")["releases"] == 0
+    folder.resume(tmp_path / "run", quiet=True, deployed=folder.Deployed(task, engine()))
+    assert folder.check_ledger(tmp_path / "run")["releases"] == recipe.run.steps
+
+
+class Killed(BaseException):
+    """The machine went away."""
+
+
+@pytest.mark.parametrize("phase", ["cohort", "ask", "reply", "close", "record", "release", "optimiser", "save"])
+def test_a_server_killed_in_any_phase_goes_on_and_never_counts_too_little(
+    phase: str, tiny: str, tmp_path: Path, no_figures: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from confide.deploy.rounds import Round
+    from confide.federated import optimisers
+    from confide.privacy.plan import Plan
+    from confide.runs import checkpoint
+
+    places: dict[str, tuple[Any, str]] = {
+        "cohort": (Plan, "cohort"), "ask": (Local, "ask"), "reply": (Local, "replies"), "close": (Round, "close"),
+        "record": (Ledger, "record"), "release": (Plan, "release"), "optimiser": (optimisers, "update"),
+        "save": (checkpoint, "save"),
+    }  # fmt: skip
+    releases = Counter[int]()
+    original = Plan.release
+
+    def counted(plan: Plan, total: Any, event: Any, cohort: Any, step: int, *more: Any) -> Any:
+        noise = original(plan, total, event, cohort, step, *more)
+        releases[step] += 1
+        return noise
+
+    monkeypatch.setattr(Plan, "release", counted)
+    recipe, out = load(tiny, ["run.steps=4"]), tmp_path / "run"
+    deployed = folder.Deployed(make_task(recipe.task, 0), engine())
+    with monkeypatch.context() as patch:
+        owner, name = places[phase]
+        inner, calls = getattr(owner, name), Counter[str]()
+
+        def killed_after(*given: Any, **named: Any) -> Any:
+            done = inner(*given, **named)
+            calls["all"] += 1
+            if calls["all"] == (8 if phase == "reply" else 3):  # the first replies are of clients who join
+                raise Killed
+            return done
+
+        patch.setattr(owner, name, killed_after)
+        with pytest.raises(Killed):
+            folder.train(recipe, out, quiet=True, deployed=deployed)
+    folder.resume(out, quiet=True, deployed=deployed)
+    entries = Ledger.read(out / "ledger.jsonl").entries
+    charged = Counter(entry.step for entry in entries)
+    assert set(charged) == set(range(4))
+    assert all(charged[step] >= count for step, count in releases.items())
+    assert len({(entry.step, entry.attempt) for entry in entries}) == len(entries)  # no noise twice
+
+
+@given(st.data())
+@settings(max_examples=30, deadline=None)
+def test_hostile_clients_reach_neither_model_nor_ledger_beyond_the_bound(data: st.DataObject) -> None:
+    recipe = load("convex/quadratics", ["task.users=6", "task.dimension=4", "task.rank=2", "run.steps=2",
+        "sampling={kind: fixed, cohort: 6}", "bounding={rule: clip, bound: 1}", "privacy.mechanism=none",
+        "privacy.target_epsilon=null", "privacy.delta=null", "central={kind: sgd, learning_rate: 1}"])  # fmt: skip
+    values = st.one_of(st.floats(width=32), st.sampled_from([float("nan"), float("inf"), 3e38]))
+
+    class Hostile(Member):
+        def answer(self, kind: str, parcel: Parcel) -> Parcel:
+            made = super().answer(kind, parcel)
+            if kind == JOIN:
+                return made
+            kind_of = data.draw(st.sampled_from(["values", "facts", "size"]))
+            if kind_of == "size":
+                return Parcel(made.facts, {"update": np.zeros(data.draw(st.integers(0, 9)), dtype=np.float32)})
+            if kind_of == "facts":
+                name = data.draw(st.sampled_from(sorted(made.facts)))
+                return Parcel(
+                    {**made.facts, name: data.draw(st.one_of(st.none(), values, st.text(max_size=3)))}, made.arrays
+                )
+            update = np.array([data.draw(values) for _ in range(4)]).astype(made.arrays["update"].dtype)
+            return Parcel(made.facts, {"update": update})
+
+    def make(recipe: Recipe, task: Any, plan: Any) -> Remote:
+        from confide.deploy.deployment import remote_engine
+
+        shares = {node: [node, node + 3] for node in range(3)}
+        link = Local({n: (Hostile if n else Member)(recipe, task, users) for n, users in shares.items()})
+        return remote_engine(recipe, task, plan, link, shares, Terms(deadline=5, poll=0, minimum=0.0))
+
+    loop = make_loop(recipe, lambda header: Ledger.create(None, header), remote=make)
+    state = loop.start()
+    for step in range(2):
+        before = state.parameters.clone()
+        loop.step(state)
+        assert float((state.parameters - before).norm()) <= 1.0 + 1e-6  # a mean of six updates of norm 1
+        assert bool(torch.isfinite(state.parameters).all())
+        assert [entry.step for entry in loop.ledger.entries] == list(range(step + 1))
+
+
+def test_clients_that_do_not_fit_are_refused_at_the_door_with_the_reason(tiny: str) -> None:
+    recipe = load(tiny, [])
+    task = make_task(recipe.task, 0)
+    member = Member(recipe, task, [0, 1])
+    door = Door(member.identity, {7: [0, 1], 8: [2]}, 12)
+    facts = dict(member.answer(JOIN, Parcel(member.identity.facts())).facts)
+    assert "refuses" not in facts
+    assert door.answer(7, facts) is None
+    assert door.users == {0: 7, 1: 7}
+    assert "another version of confide: 0.0 there" in str(door.answer(8, facts | {"version": "0.0"}))
+    assert "another recipe" in str(door.answer(8, facts | {"recipe": "x"}))
+    assert "another model" in str(door.answer(8, facts | {"layout": "x"}))
+    assert "its key is registered for [2]" in str(door.answer(8, facts))
+    assert "its key is registered for []" in str(door.answer(9, facts))
+    assert door.users == {0: 7, 1: 7}
+
+
+def test_a_client_refuses_a_server_that_does_not_fit(tiny: str) -> None:
+    recipe, other = load(tiny, []), load(tiny, ["local.learning_rate=0.2"])
+    member = Member(recipe, make_task(recipe.task, 0), [0])
+    theirs = Member(other, make_task(other.task, 0), [0]).identity
+    assert "another recipe" in member.answer(JOIN, Parcel(theirs.facts())).facts["refuses"]
+    model = {"model": torch.zeros(6, dtype=torch.float64).numpy()}
+    good = {"run": "r", "step": 0, "nonce": "n", "user": 0, "weight": 0.1, **member.identity.facts()}
+    for bad, reason in (
+        (theirs.facts(), "another recipe"), ({"user": 3}, "asks for user 3"), ({"weight": 2.0}, "weight of 2.0"),
+    ):  # fmt: skip
+        with pytest.raises(Refused, match=reason):
+            member.answer(TRAIN, Parcel({**good, **bad}, model))
+
+
+def test_own_data_is_one_user_under_its_name_in_the_federation(tiny: str) -> None:
+    recipe = load(tiny, [])
+    task = make_task(recipe.task, 0)
+    own = OwnData(task, 5)
+    assert len(own.examples) == 6
+    assert own.examples[5] == task.examples[0]
+    assert own.examples[:5].sum() == 0
+
+
+def test_a_client_that_was_started_anew_without_a_recipe_is_told_it_again(tiny: str) -> None:
+    recipe = load(tiny, ["sampling={kind: fixed, cohort: 12}", "privacy.accountant=rdp"])
+    loop = make_loop(recipe, lambda header: Ledger.create(None, header), remote=engine())
+    state = loop.start()
+    assert loop.step(state)["cohort"] == 12
+    members = loop.engine.link.members  # type: ignore[attr-defined]
+    members[100] = Client(None, members[100].users, None)  # so quickly that nobody saw it gone
+    assert [loop.step(state)["cohort"] for _ in range(2)] == [8, 12]

@@ -1,0 +1,201 @@
+"""Noise that clients add: local noise is its own guarantee, shares never add up to less than the ledger says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="deployment needs Flower: pip install 'confide[deploy]'")
+
+from confide.deploy.parcels import Parcel
+from confide.deploy.rehearsal import engine
+from confide.deploy.remote import TRAIN, Terms
+from confide.engines.engine import Abandoned, InProcess
+from confide.errors import UserError
+from confide.privacy.ledger import Ledger
+from confide.privacy.trust.secure import KEYS, MASKED, SHARES, UNMASK, Session, threshold
+from confide.recipe import Recipe, load
+from confide.run import Loop, make_loop, make_trainer, simulate
+from confide.runs import checkpoint
+
+WIDE = ["task={kind: convex/quadratics, users: 8, dimension: 600, rank: 2}", "sampling={kind: fixed, cohort: 8}",
+        "privacy.accountant=rdp", "privacy.noise_multiplier=2"]  # fmt: skip
+
+
+def loop_of(recipe: Recipe, made: Callable[..., object]) -> Loop:
+    return make_loop(recipe, lambda header: Ledger.create(None, header), remote=made)  # type: ignore[arg-type]
+
+
+def test_local_noise_comes_from_the_clients_and_gives_the_model_of_one_process(tiny: str, tmp_path: Path) -> None:
+    recipe = load(tiny, ["privacy.trust=local"])
+    alone, expected = simulate(recipe)
+    # Twelve clients of one user each: the ledgers are theirs.
+    loop = loop_of(recipe, engine(12, state=tmp_path))
+    state = loop.start()
+    while state.step < recipe.run.steps:
+        loop.step(state)
+    assert float((state.parameters - expected.parameters).norm()) <= 1e-6 * float(expected.parameters.norm())
+    assert loop.ledger.head == alone.ledger.head
+    counts = [Ledger.read(path).count for path in tmp_path.glob("*/ledger.jsonl")]
+    cohorts = [alone.plan.cohort(step) for step in range(recipe.run.steps)]
+    assert sum(counts) == sum(map(len, cohorts))
+
+
+def test_a_client_with_local_noise_answers_no_more_than_its_guarantee_was_made_for(tiny: str, tmp_path: Path) -> None:
+    recipe = load(tiny, ["privacy.trust=local", "sampling={kind: fixed, cohort: 12}"])
+    loop = loop_of(recipe, engine(12, state=tmp_path))
+    state = loop.start()
+    for _ in range(recipe.run.steps):
+        loop.engine.train(state.parameters, np.arange(12), 0, loop.total)
+    with pytest.raises(Abandoned, match="0 of 12 users answered"):
+        loop.engine.train(state.parameters, np.arange(12), 0, loop.total)
+
+
+def test_an_abandoned_round_with_noisy_messages_is_paid_for(tiny: str, tmp_path: Path) -> None:
+    """The server has seen the messages, whatever it then does with them."""
+    recipe = load(tiny, ["privacy.trust=local", "sampling={kind: fixed, cohort: 12}"])
+    failures = iter(["away"] * 8)
+
+    def fate(kind: str, node: int, parcel: Parcel) -> str:
+        return next(failures, "") if kind == TRAIN else ""
+
+    loop = loop_of(recipe, engine(12, fate, state=tmp_path))
+    state = loop.start()
+    loop.step(state)
+    assert [(entry.step, entry.attempt) for entry in loop.ledger.entries] == [(0, 0), (0, 1)]
+
+
+def test_a_masked_round_gives_the_sum_and_at_least_the_noise_of_the_ledger(tiny: str) -> None:
+    recipe = load(tiny, [*WIDE, "privacy.trust=distributed"])
+    loop = loop_of(recipe, engine(8))
+    state = loop.start()
+    plain = torch.empty_like(loop.total)
+    InProcess(make_trainer(recipe)).train(state.parameters, np.arange(8), 0, plain)
+    wanted = loop.plan.event.update_multiplier * 1.0 / 8  # z C w on the sum
+    for dropped in (0, 3):
+        gone = set(range(100, 100 + dropped))
+
+        def fate(kind: str, node: int, parcel: Parcel, gone: set[int] = gone) -> str:
+            return "gone" if kind == MASKED and node in gone else ""
+
+        loop.engine.link.fate = fate  # type: ignore[attr-defined]
+        loop.engine.train(state.parameters, np.arange(8), 0, loop.total)
+        # The sum of the others: quadratics of single users, each clipped to 1 / 8.
+        sums = torch.empty_like(plain)
+        InProcess(make_trainer(recipe)).train(state.parameters, np.arange(dropped, 8), 0, sums)
+        spread = float((loop.total - sums).std())
+        expected = wanted * math.sqrt((8 - dropped) / threshold(8, 4))
+        assert spread == pytest.approx(expected, rel=0.12)
+        assert spread > 0.88 * wanted
+
+
+@pytest.mark.parametrize("stage", [KEYS, SHARES, MASKED, UNMASK])
+def test_a_sum_with_too_few_answers_is_never_opened(tiny: str, stage: str) -> None:
+    recipe = load(tiny, [*WIDE, "privacy.trust=distributed"])
+
+    def fate(kind: str, node: int, parcel: Parcel) -> str:
+        return "gone" if kind == stage and node < 104 else ""
+
+    loop = loop_of(recipe, engine(8, fate, Terms(deadline=60, poll=0, tries=2)))
+    loop.total.zero_()
+    with pytest.raises(Abandoned, match="4 of 8 users are left"):
+        loop.step(loop.start())
+    assert not loop.total.any()
+    assert loop.ledger.count == 2  # nothing was seen, but it might have been: the line comes first
+
+
+def test_what_the_server_gets_of_one_client_says_nothing(tiny: str) -> None:
+    recipe = load(tiny, [*WIDE, "privacy.trust=distributed"])
+    loop = loop_of(recipe, engine(8))
+    seen: list[np.ndarray] = []
+    member = loop.engine.link.members[100]  # type: ignore[attr-defined]
+    inner = member.answer
+
+    def watched(kind: str, parcel: Parcel) -> Parcel:
+        answer: Parcel = inner(kind, parcel)
+        if kind == MASKED:
+            seen.append(answer.arrays["masked"])
+            assert set(answer.facts) == {"run", "step", "nonce", "user", "version", "recipe", "layout"}
+        return answer
+
+    member.answer = watched
+    state = loop.start()
+    for _ in range(2):
+        loop.engine.train(state.parameters, np.arange(8), 0, loop.total)
+    top = np.stack([vector >> np.uint64(60) for vector in seen]).astype(np.int64)
+    counts = np.stack([np.bincount(row, minlength=16) for row in top])
+    chi = ((counts - 600 / 16) ** 2 / (600 / 16)).sum(axis=1)
+    assert all(1.5 < value < 45 for value in chi)  # 15 degrees of freedom: uniform, and not too evenly so
+    assert (seen[0] == seen[1]).mean() < 0.01
+
+
+def test_a_client_never_gives_both_shares_and_opens_nothing_small() -> None:
+    sessions = {user: Session(user, "00" * 16) for user in range(4)}
+    public = {user: session.public() for user, session in sessions.items()}
+    lists = [0, 1, 2, 3], [public[u][0] for u in range(4)], [public[u][1] for u in range(4)]
+    with pytest.raises(UserError, match="not more than half"):
+        Session(0, "00").deal(*lists, 2)
+    sealed = {user: session.deal(*lists, 3) for user, session in sessions.items()}
+    sessions[0].receive([0, 1, 2, 3], [sealed[user][0] for user in range(4)])
+    with pytest.raises(UserError, match="already sent"):  # two updates under one mask
+        sessions[0].receive([0, 1, 2, 3], [sealed[user][0] for user in range(4)])
+    with pytest.raises(UserError, match="damaged or not meant for"):
+        sessions[1].receive([0, 1, 2, 3], [sealed[user][0] for user in range(4)])
+    with pytest.raises(UserError, match="not enough"):
+        sessions[0].shares([0, 1])
+    assert len(sessions[0].shares([0, 1, 2])) == 4
+    with pytest.raises(UserError, match="not enough"):
+        sessions[0].shares([0, 1, 3])
+
+
+def test_a_sum_beyond_what_honest_clients_can_make_is_thrown_away(tiny: str) -> None:
+    recipe = load(tiny, [*WIDE, "privacy.trust=distributed"])
+    loop = loop_of(recipe, engine(8, None, Terms(deadline=60, poll=0, tries=1)))
+    member = loop.engine.link.members[103]  # type: ignore[attr-defined]
+    inner = member.answer
+
+    def hostile(kind: str, parcel: Parcel) -> Parcel:
+        answer: Parcel = inner(kind, parcel)
+        if kind == MASKED:
+            answer.arrays["masked"][:] += np.uint64(1 << 58)
+        return answer
+
+    member.answer = hostile
+    with pytest.raises(Abandoned, match="thrown away"):
+        loop.step(loop.start())
+
+
+def test_a_server_cannot_lift_the_bound_of_a_client(tiny: str, tmp_path: Path) -> None:
+    recipe = load(tiny, ["privacy.trust=local", "sampling={kind: fixed, cohort: 12}"])
+    loop = loop_of(recipe, engine(12, state=tmp_path))
+    state = loop.start()
+    with pytest.raises(Abandoned, match="of 12"):
+        loop.engine.train(state.parameters, np.arange(12), 0, loop.total, torch.tensor([1e6], dtype=torch.float64))
+
+
+def test_an_abandoned_step_keeps_its_cohort_until_it_is_answered(tiny: str, tmp_path: Path) -> None:
+    """Also over a restart: to draw until enough users answer would not be the sampler accounted for."""
+    recipe = load(tiny, ["privacy.source=system"])
+    answers = False
+
+    def fate(kind: str, node: int, parcel: Parcel) -> str:
+        return "" if answers or kind != TRAIN else "gone"
+
+    loop = loop_of(recipe, engine(12, fate, Terms(deadline=1, poll=0, tries=1, minimum=1.0), state=tmp_path))
+    state = loop.start()
+    with pytest.raises(Abandoned):
+        loop.step(state)
+    assert state.pending is not None
+    cohort = state.pending.clone()
+    checkpoint.save(tmp_path, state, "", 0, "")
+    again = checkpoint.load(tmp_path).state
+    assert again.pending is not None
+    assert again.pending.tolist() == cohort.tolist()
+    answers = True
+    assert loop.step(again)["cohort"] == len(cohort)
+    assert again.pending is None

@@ -1,0 +1,133 @@
+"""A run keeps digests of what it was started with, and goes on with nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from confide.build import make_task
+from confide.errors import Stopped, UserError
+from confide.files import digest
+from confide.privacy.ledger import Ledger
+from confide.recipe import Recipe, load
+from confide.runs import fingerprint, folder
+
+TABLE = """\
+query,document
+where is the cat,cat
+the cat sat on a mat,cat
+cat near water,cat
+dogs ran far,dog
+birds and dogs,dog
+dogs ran home,dog
+"""
+
+
+def test_the_digest_tells_boundaries_shapes_and_types_apart() -> None:
+    one = np.arange(4.0)
+    found = [
+        digest(["ab", "c"]), digest(["a", "bc"]), digest(["abc"]),
+        digest([one]), digest([one.reshape(2, 2)]),
+        digest([one.astype(np.float32)]),
+    ]  # fmt: skip
+    assert len(set(found)) == len(found)
+    assert digest([torch.arange(4.0).double()]) == digest([one])
+
+
+@pytest.mark.parametrize("name", ["convex/digits", "convex/quadratics", "speech/embedded/federated"])
+def test_every_task_names_the_users_data(name: str) -> None:
+    recipe = load(name)
+    first, again = (fingerprint.of_task(make_task(recipe.task, 0)) for _ in range(2))
+    assert first == again
+    assert "the users' data" in first
+    if name.startswith("convex"):  # who holds what depends on the seed
+        assert fingerprint.of_task(make_task(recipe.task, 1)) != first
+
+
+@pytest.fixture
+def over_a_table(tmp_path: Path, tiny_model: Callable[..., Path]) -> Recipe:
+    (tmp_path / "table.csv").write_text(TABLE)
+    from confide.recipe import parse
+
+    return parse(
+        {
+            "task": {
+                "kind": "retrieval",
+                "encoder": {"source": str(tiny_model("masked")), "pooling": "mean"},
+                "data": {"kind": "table", "queries": str(tmp_path / "table.csv"), "test_share": 0.34},
+                "clients": {"kind": "even", "clients": 2},
+                "cache": str(tmp_path / "states"),
+            },
+            "sampling": {"kind": "fixed", "cohort": 2},
+            "local": {"epochs": 1, "learning_rate": 0.1},
+            "bounding": {"rule": "none"},
+            "central": {"kind": "sgd", "learning_rate": 1},
+            "run": {"steps": 4, "checkpoint_every": 1},
+        }
+    )
+
+
+def _stopped(recipe: Recipe, place: Path, signal_after: Callable[..., Any]) -> None:
+    with signal_after(2), pytest.raises(Stopped):
+        folder.train(recipe, place, quiet=True)
+
+
+def test_a_resume_over_changed_data_is_refused_and_over_the_same_goes_on(
+    over_a_table: Recipe, tmp_path: Path, signal_after: Callable[..., Any], no_figures: None
+) -> None:
+    place, table = tmp_path / "run", tmp_path / "table.csv"
+    _stopped(over_a_table, place, signal_after)
+    assert set(Ledger.read(place / "ledger.jsonl").header["inputs"]) == {
+        "the users' data", "the test data", "the documents", "the encoder",
+    }  # fmt: skip
+    before = (place / "ledger.jsonl").read_bytes()
+    table.write_text(TABLE.replace("far", "away"))
+    with pytest.raises(UserError, match=r"data changed since the run began .*Put back"):
+        folder.resume(place, quiet=True)
+    assert (place / "ledger.jsonl").read_bytes() == before
+    table.write_text(TABLE)
+    assert folder.resume(place, quiet=True)["steps"] == 4
+
+
+def test_a_resume_with_another_encoder_in_the_same_place_is_refused(
+    over_a_table: Recipe, tmp_path: Path, signal_after: Callable[..., Any], no_figures: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    from confide.encoders.encoder import Encoder
+
+    place = tmp_path / "run"
+    _stopped(over_a_table, place, signal_after)
+    original = Encoder.__init__
+
+    def retrained(self: Encoder, settings: Any) -> None:
+        original(self, settings)
+        with torch.no_grad():
+            self.model.get_input_embeddings().weight.add_(0.01)
+
+    monkeypatch.setattr(Encoder, "__init__", retrained)
+    with pytest.raises(UserError, match="the encoder changed since the run began"):
+        folder.resume(place, quiet=True)
+
+
+def test_a_run_does_not_go_on_with_other_code_of_a_recipes_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: str
+) -> None:
+    """The same noise on what other code bounds would give the difference away."""
+    from confide.runs.fingerprint import of_code
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    rule = tmp_path / "a_rule_to_change.py"
+    rule.write_text("def f(norms, bounds):\n    return bounds / norms\n")
+    import_module("a_rule_to_change")
+    before = of_code({"bounding.function": "a_rule_to_change:f", "task.factory": None})
+    rule.write_text("def f(norms, bounds):\n    return norms\n")
+    after = of_code({"bounding.function": "a_rule_to_change:f", "task.factory": None})
+    assert list(before) == list(after) == ["the code of bounding.function"]
+    assert before != after
