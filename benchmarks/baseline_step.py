@@ -18,11 +18,10 @@ import numpy as np
 import torch
 
 from confide import recipe
+from confide.build import make_loop
 from confide.federated.bounding import bounder
 from confide.federated.local import PlainUpdate
 from confide.files import data_folder
-from confide.privacy.ledger import Ledger
-from confide.run import make_loop
 
 SYNTHETIC = {"kind": "synthetic", "population": "federated", "speakers": 2, "utterances": 12, "digits": [6, 6]}
 
@@ -50,7 +49,7 @@ def main() -> None:
         "evaluation": {"every": 1000, "last": 1},
         "run": {"steps": 1},
     }  # fmt: skip
-    loop = make_loop(recipe.parse(document), lambda header: Ledger.create(None, header))
+    loop = make_loop(recipe.parse(document))
     print(f"{loop.layout.size:,} parameters in {len(loop.layout.names)} tensors, {given.dtype}, {corpus['kind']}")
     state = loop.start()
     began = time.perf_counter()

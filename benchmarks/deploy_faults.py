@@ -18,14 +18,14 @@ from pathlib import Path
 
 import numpy as np
 
+from confide.build import make_loop
 from confide.deploy.loopback import Loopback
 from confide.deploy.parcels import Parcel
 from confide.deploy.rehearsal import engine
 from confide.deploy.remote import TRAIN, Terms
-from confide.privacy.ledger import Ledger
 from confide.recipe import Recipe, load
-from confide.run import make_loop, simulate
 from confide.runs import folder
+from confide.runs.simulation import simulate
 
 RECIPE, USERS = "convex/digits", 287
 
@@ -95,7 +95,7 @@ def rehearsed(recipe: Recipe, clients: int, share: float) -> str:
         return ends[at]
 
     terms = Terms(deadline=3.0, poll=0.01, minimum=0.3)
-    loop = make_loop(recipe, lambda header: Ledger.create(None, header), remote=engine(clients, fate, terms))
+    loop = make_loop(recipe, remote=engine(clients, fate, terms))
     state = loop.start()
     while state.step < recipe.run.steps:
         loop.step(state)

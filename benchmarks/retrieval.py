@@ -32,7 +32,7 @@ from confide.recipe import Recipe, parse
 from confide.retrieval import head
 from confide.retrieval.experts import multiply_adds
 from confide.retrieval.published import AgNewsSettings, SmsSpamSettings, ag_news, sms_spam
-from confide.run import simulate
+from confide.runs.simulation import simulate
 
 BATCH, RATE = 16, 0.1
 
@@ -168,7 +168,7 @@ def _recipe(
 
 def _score(recipe: Recipe) -> tuple[float, float, Any]:
     loop, state = simulate(recipe)
-    end = loop.task.evaluate(loop.layout.views(loop.final_model(state)))
+    end = loop.task.evaluate(loop.layout.views(loop.final.model(state)))
     return end["accuracy"], end["top_k"], loop
 
 

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from confide.build import make_loop
 from confide.federated import optimisers
 from confide.federated.optimisers import Lamb
 from confide.federated.parameters import Layout
@@ -36,7 +37,6 @@ from confide.privacy.ledger import Ledger
 from confide.privacy.sampling import draw_cohort
 from confide.privacy.trust.secure_sum import make_ring, prg
 from confide.recipe import parse
-from confide.run import make_loop
 
 USERS, COHORT, STEPS, PARAMETERS, TENSORS = 70_000_000, 204_800, 2034, 255_800_000, 296
 MULTIPLIER, DELTA, BOUND = 0.6144, 1e-9, 0.01

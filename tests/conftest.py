@@ -81,7 +81,7 @@ def _without_figures() -> Iterator[None]:
     from confide.report import headline
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(headline, "enough", lambda _: "left out")
+        patch.setattr(headline, "enough", lambda *_: "left out")
         yield
 
 

@@ -110,13 +110,17 @@ def train(
         wanted = parse_recipe(dict(recipe), "the recipe")
     else:
         wanted = load_recipe(str(recipe), _words(sets))
-    runs.train(wanted, Path(out), workers, quiet)
+    from confide.report.page import write_report
+
+    runs.train(wanted, Path(out), workers, quiet, page=write_report)
     return Run(Path(out))
 
 
 def resume(run: str | Path, workers: int = 1, quiet: bool = True) -> Run:
     """`confide resume RUN`."""
-    runs.resume(Path(run), workers, quiet)
+    from confide.report.page import write_report
+
+    runs.resume(Path(run), workers, quiet, page=write_report)
     return Run(Path(run))
 
 

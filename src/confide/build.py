@@ -1,39 +1,161 @@
-"""From the recipe's task section to the task."""
+"""From a recipe to a loop: task, plan, bounds, engine and ledger, all checked before anything is trained or written."""
 
 from __future__ import annotations
 
+import secrets
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from confide.convex.logistic import LogisticRegression, LogisticSettings
-from confide.convex.quadratics import Quadratics, QuadraticSettings
-from confide.federated.custom import PythonTaskSettings, make_python_task
+import numpy as np
+import torch
+from torch import Tensor
+
+from confide.engines.costs import expected_costs
+from confide.engines.distributed import Distributed
+from confide.engines.engine import Engine, InProcess
+from confide.engines.environment import environment
+from confide.engines.processes import Processes
+from confide.engines.ranks import Place, device
+from confide.errors import UserError
+from confide.federated.bounding import bounder
+from confide.federated.bounds import bounds_for
+from confide.federated.central import CentralStep
+from confide.federated.cohort import PartTrainer, part_size
+from confide.federated.final import FinalModel
+from confide.federated.parameters import Layout, flatten
+from confide.federated.probe import Probe
+from confide.federated.start import begins_elsewhere
 from confide.federated.task import Task
-from confide.retrieval.settings import RetrievalSettings
-from confide.speech.settings import SpeechSettings
-from confide.workloads.settings import MlpSettings, SpeechClientSettings, VectorSettings
+from confide.files import digest
+from confide.privacy.ledger import Ledger
+from confide.privacy.plan import Plan, make_plan
+from confide.recipe import Recipe, Users
+from confide.run import Loop
+
+RemoteEngine = Callable[[Recipe, Task, Plan], Engine]
+"""Makes the engine of a deployment."""
+
+
+def make_loop(
+    recipe: Recipe,
+    open_ledger: Callable[[dict[str, Any]], Ledger] | None = None,
+    workers: int = 1,
+    task: Task | None = None,
+    here: Place | None = None,
+    remote: RemoteEngine | None = None,
+) -> Loop:
+    """Build everything that a run is made of, and check it.
+
+    `open_ledger` gets the ledger's first line; without it the ledger stays in memory, for a simulation that nobody else
+    sees. `here` is rank 0 of several, if any; `remote` makes the engine of a deployment.
+    """
+    torch.set_num_threads(1)
+    task = task or make_task(recipe.task, recipe.run.seed)
+    parameters = task.initial_parameters()
+    layout, like = Layout.of(parameters), flatten(parameters)
+    del parameters  # an engine may be made for hours, while clients come
+    weights = user_weights(recipe.users, task)
+    bounds = bounds_for(recipe.bounding, layout)
+    bounds.check(len(weights))
+    plan = make_plan(
+        recipe.privacy, recipe.sampling, weights, bounds.bounder.sensitivity, recipe.run.steps, recipe.run.seed,
+        follows=bounds.follows, counters=bounds.counters, count_noise=bounds.count_noise,
+        names=layout.names, sizes=layout.sizes,
+    )  # fmt: skip
+    engine = _engine(recipe, task, plan, layout, like, workers, here, remote)
+    try:
+        header = ledger_header(recipe, plan, task)
+        ledger = Ledger.create(None, header) if open_ledger is None else open_ledger(header)
+    except BaseException:
+        engine.close()
+        raise
+    # A line of the ledger must never stand for two values: on a GPU, a step made anew is a release of its own.
+    mark = f"/{secrets.token_hex(8)}" if here is not None and device().type != "cpu" else ""
+    return Loop(
+        recipe, task, layout, plan, bounds, engine, CentralStep(recipe.central, layout),
+        FinalModel(recipe.final, recipe.run.steps, recipe.run.seed), Probe(layout, recipe.is_evaluated), ledger,
+        environment() + mark, torch.empty_like(like),
+    )  # fmt: skip
 
 
 def make_task(settings: Any, seed: int) -> Task:
-    if isinstance(settings, LogisticSettings):
-        return LogisticRegression(settings, seed)
-    if isinstance(settings, QuadraticSettings):
-        return Quadratics(settings, seed)
-    if isinstance(settings, SpeechSettings):
-        from confide.speech.task import Speech
+    """The task of a recipe's task section."""
+    from confide.tasks_tmp import make_task as made
 
-        return Speech(settings, seed)
-    if isinstance(settings, RetrievalSettings):
-        from confide.retrieval.task import Retrieval
+    return made(settings, seed)
 
-        return Retrieval(settings, seed)
-    if isinstance(settings, PythonTaskSettings):
-        return make_python_task(settings, seed)
-    if isinstance(settings, MlpSettings | SpeechClientSettings | VectorSettings):
-        from confide.workloads import tasks as bench
 
-        made: dict[type, Any] = {
-            MlpSettings: bench.Mlp, SpeechClientSettings: bench.SpeechClient, VectorSettings: bench.Vector,
-        }  # fmt: skip
-        task: Task = made[type(settings)](settings, seed)
-        return task
-    raise ValueError(f"no task for {type(settings).__name__}")
+def make_trainer(recipe: Recipe, where: torch.device | str = "cpu") -> PartTrainer:
+    """What a worker process or another rank needs of a run, on the device where it trains."""
+    task = make_task(recipe.task, recipe.run.seed)
+    parameters = task.initial_parameters()
+    layout, like = Layout.of(parameters), flatten(parameters).to(where)
+    return _part_trainer(recipe, task, layout, user_weights(recipe.users, task), like)
+
+
+def make_trainer_from(recipe_json: str, where: torch.device | str = "cpu") -> PartTrainer:
+    """`make_trainer` for another process, which gets the recipe as text."""
+    return make_trainer(Recipe.model_validate_json(recipe_json), where)
+
+
+def user_weights(users: Users, task: Task) -> np.ndarray:
+    """w_k with sum 1. They are taken as public and fixed: adding or removing a user does not change the others'."""
+    held = task.examples
+    if users.weights == "uniform":
+        return np.full(len(held), 1.0 / len(held))
+    raw = held.astype(np.float64) if users.weights == "examples" else np.array(users.weights, dtype=np.float64)
+    if len(raw) != len(held):
+        raise UserError(f"users.weights has {len(raw)} weights for {len(held)} users; give one each")
+    return np.asarray(raw / raw.sum())
+
+
+def ledger_header(recipe: Recipe, plan: Plan, task: Task) -> dict[str, Any]:
+    """The first line of the ledger: what the run is, and digests of what it was made from."""
+    return {
+        "inputs": dict(getattr(task, "fingerprint", {})) | code_digests(recipe),
+        "recipe": recipe.digest,
+        "delta": plan.delta,
+        "accountant": plan.accountant,
+        "adjacency": plan.event.adjacency,
+        "noise_source": recipe.privacy.source,
+        "for_release": not plan.source.repeatable,
+        "trust": recipe.privacy.trust,
+        "begins_elsewhere": begins_elsewhere(recipe),
+    }
+
+
+def code_digests(recipe: Recipe) -> dict[str, str]:
+    """Digests of the files with the code that a recipe names: other code under the same noise would give it away."""
+    named = {
+        "task.factory": getattr(recipe.task, "factory", None),
+        "bounding.function": recipe.bounding.function,
+        "privacy.factory": recipe.privacy.factory,
+    }
+    found = {}
+    for field, name in named.items():
+        if name is not None:
+            path = getattr(sys.modules.get(name.split(":")[0]), "__file__", None)
+            found[f"the code of {field}"] = digest([Path(path).read_bytes()]) if path else "unknown"
+    return found
+
+
+def _engine(
+    recipe: Recipe, task: Task, plan: Plan, layout: Layout, like: Tensor, workers: int, here: Place | None,
+    remote: RemoteEngine | None,
+) -> Engine:  # fmt: skip
+    if remote is not None:
+        return remote(recipe, task, plan)
+    text = recipe.model_dump_json()
+    if workers > 1:
+        size, costs = part_size(task, recipe.local, layout), expected_costs(task, recipe.local)
+        return Processes(partial(make_trainer_from, text), workers, like, size, costs)
+    trainer = _part_trainer(recipe, task, layout, plan.weights, like if here is None else like.to(device()))
+    return InProcess(trainer) if here is None else Distributed(text, trainer, here)
+
+
+def _part_trainer(recipe: Recipe, task: Task, layout: Layout, weights: np.ndarray, like: Tensor) -> PartTrainer:
+    rule = bounder(recipe.bounding, layout)
+    return PartTrainer(task, layout, recipe.local, rule, weights, recipe.run.seed, like)

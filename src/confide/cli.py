@@ -132,10 +132,11 @@ def train(
     Example: `confide train convex/digits --out runs/a --set privacy.target_epsilon=2 --set run.seed=1`
     """
     from confide.recipe import load
+    from confide.report.page import write_report
     from confide.runs import folder
 
     here = _rank(workers)
-    _show_summary(folder.train(load(recipe, set_ or []), out, workers, as_json, here), out, as_json)
+    _show_summary(folder.train(load(recipe, set_ or []), out, workers, as_json, here, page=write_report), out, as_json)
 
 
 @app.command()
@@ -166,9 +167,10 @@ def resume(run: Folder, workers: Workers = 1, as_json: Json = False) -> None:
 
     The number of workers, or of ranks (`torchrun ... -m confide resume RUN`), need not be that of the start.
     """
+    from confide.report.page import write_report
     from confide.runs import folder
 
-    _show_summary(folder.resume(run, workers, as_json, _rank(workers)), run, as_json)
+    _show_summary(folder.resume(run, workers, as_json, _rank(workers), page=write_report), run, as_json)
 
 
 @app.command()
@@ -465,9 +467,10 @@ def _first_of_ranks() -> Iterator[None]:
     if here is not None and here.rank > 0:
         if not shared:
             sys.exit(0)
+        from confide.build import make_trainer_from
         from confide.engines.distributed import follow
 
-        sys.exit(follow(here))
+        sys.exit(follow(here, make_trainer_from))
     try:
         yield
     finally:

@@ -24,12 +24,12 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from confide.convex.logistic import LogisticSettings
 from confide.convex.quadratics import QuadraticSettings
 from confide.errors import UserError
-from confide.federated.bounding import Adaptive, Bounding
-from confide.federated.car_adaptive import CarAdaptive
+from confide.federated.bounding import Bounding
 from confide.federated.custom import PythonTaskSettings
+from confide.federated.final import Final
 from confide.federated.local import LocalTraining
 from confide.federated.optimisers import Optimiser
-from confide.privacy.plan import Privacy
+from confide.privacy.mechanisms import Asked, Privacy, refusals
 from confide.privacy.sampling import Sampling
 from confide.retrieval.head import HeadSettings
 from confide.retrieval.settings import RetrievalSettings
@@ -74,15 +74,6 @@ class Users(_Section):
     )
 
 
-class Final(_Section):
-    """Which model a run leaves behind."""
-
-    kind: Literal["last", "mean", "random"] = Field(
-        "last", description="last iterate, mean of the last `count`, or a uniformly random iterate (NORM)"
-    )
-    count: int = Field(1, ge=1, description="for mean: over how many last iterates")
-
-
 class Evaluation(_Section):
     """When the central model is evaluated."""
 
@@ -115,6 +106,14 @@ class Recipe(_Section):
 
     def to_yaml(self) -> str:
         return yaml.dump(self.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
+
+    def asked(self) -> Asked:
+        """What the recipe asks of its mechanism."""
+        return _asked(self.task, self.users, self.sampling, self.privacy, self.bounding)
+
+    def is_evaluated(self, step: int) -> bool:
+        """Whether the central model is evaluated after this step, counted from 1."""
+        return step % self.evaluation.every == 0 or step > self.run.steps - self.evaluation.last
 
     @property
     def digest(self) -> str:
@@ -336,58 +335,6 @@ def _check_seconds(task: Any, local: LocalTraining) -> list[str]:
     return []
 
 
-def _check_noise(privacy: Privacy, bounding: Bounding) -> list[str]:
-    given = [n for n in ("target_epsilon", "noise_multiplier", "noise_scale") if getattr(privacy, n) is not None]
-    if isinstance(bounding.adaptive, CarAdaptive):
-        given += ["delta"] if privacy.delta is not None else []
-        given += ["source"] if privacy.source == "system" else []
-        given += ["trust"] if privacy.trust == "local" else []
-        given = ["mechanism"] if privacy.mechanism != "none" else given
-        return [
-            f"privacy.{n}: bounding.adaptive.kind=car brings its own noise (its noise_multiplier) and has "
-            "no formal guarantee; leave the privacy section out, or use a rule with a guarantee (adaptive.kind: "
-            "quantile, or a fixed bound with privacy.trust: local)"
-            for n in given
-        ]
-    if privacy.mechanism == "none":
-        given += ["trust"] if privacy.trust == "local" else []
-        return [f"privacy.{n}: has no meaning with privacy.mechanism=none; use mechanism: gaussian" for n in given]
-    problems = []
-    partial = privacy.mechanism == "partial"
-    if len(given) != 1:
-        names = " and ".join(given) or "none of them"
-        options = "noise_multiplier" if partial else "target_epsilon, noise_multiplier"
-        problems.append(f"privacy: give exactly one of {options} and noise_scale (given: {names})")
-    if privacy.delta is None and not partial:
-        problems.append("privacy.delta: required with noise, between 0 and 1, for example 1e-5")
-    if bounding.rule == "none":
-        problems.append(
-            "bounding.rule=none: noise protects nobody unless every update is bounded; choose clip or normalise"
-        )
-    return problems
-
-
-def _check_bound(bounding: Bounding) -> list[str]:
-    problems = []
-    if bounding.rule != "none" and bounding.bound is None:
-        problems.append(f"bounding.bound: required with rule {bounding.rule}, a number above 0")
-    if (bounding.rule == "python") != (bounding.function is not None):
-        problems.append("bounding.function: required by rule python, module:function, and only used by it")
-    if isinstance(bounding.adaptive, CarAdaptive):
-        if bounding.rule != "clip":
-            problems.append(f"bounding.adaptive.kind=car: a client has one bound; use rule: clip, not {bounding.rule}")
-    elif bounding.adaptive is not None and bounding.rule not in ("clip", "per_layer_clip"):
-        problems.append(f"bounding.adaptive: only clip and per_layer_clip can follow a quantile, not {bounding.rule}")
-    if bounding.split == "learned" and (bounding.rule != "per_layer_clip" or bounding.adaptive is None):
-        problems.append(
-            "bounding.split=learned: needs rule: per_layer_clip and adaptive, which says how the quantiles are "
-            "estimated, for example adaptive: {quantile: 0.8}"
-        )
-    if bounding.layer_weights and not (bounding.per_layer and bounding.split == "weighted"):
-        problems.append("bounding.layer_weights: only used by the per-layer rules with split: weighted")
-    return problems
-
-
 def _check_cohort(task: Any, sampling: Sampling) -> list[str]:
     users: int | None = getattr(task, "users", None)
     if users is not None and sampling.cohort > users:
@@ -398,83 +345,9 @@ def _check_cohort(task: Any, sampling: Sampling) -> list[str]:
     return []
 
 
-def _check_sampler(task: Any, sampling: Sampling, privacy: Privacy) -> list[str]:
-    full = sampling.cohort == getattr(task, "users", None)
-    problems = []
-    if (
-        privacy.mechanism == "gaussian"
-        and privacy.accountant == "pld"
-        and privacy.trust != "local"
-        and sampling.kind == "fixed"
-        and not full
-    ):
-        problems.append(
-            "privacy.accountant=pld: has no proof for cohorts of fixed size; "
-            "use accountant: rdp, or sampling.kind: poisson"
-        )
-    if privacy.mechanism == "gaussian" and privacy.trust != "local" and sampling.kind == "cyclic":
-        problems.append(
-            "sampling.kind=cyclic: independent noise gains nothing from a schedule; "
-            "use privacy.mechanism: banded (bands: 1 is independent noise), or sampling.kind: poisson"
-        )
-    return problems
-
-
-def _check_banded(sampling: Sampling, privacy: Privacy, bounding: Bounding) -> list[str]:
-    if privacy.mechanism != "banded":
-        return ["privacy.bands: only used with privacy.mechanism: banded"] if privacy.bands is not None else []
-    problems = []
-    if sampling.kind != "cyclic":
-        problems.append(
-            f"sampling.kind={sampling.kind}: privacy.mechanism=banded needs a user's turns to be far apart; "
-            "use sampling.kind: cyclic"
-        )
-    for name, bad in (("trust", "local"), ("source", "system"), ("placement", "client")):
-        if getattr(privacy, name) == bad:
-            problems.append(f"privacy.{name}={bad}: cannot be combined with privacy.mechanism: banded")
-    if privacy.noise_scale is not None:
-        problems.append("privacy.noise_scale: not defined for banded noise; give noise_multiplier or target_epsilon")
-    if bounding.adaptive is not None:
-        problems.append("bounding.adaptive: banded noise is made for one bound; leave it out")
-    return problems
-
-
-def _check_partial(sampling: Sampling, privacy: Privacy, bounding: Bounding) -> list[str]:
-    if privacy.mechanism != "partial":
-        given = [name for name in ("tensors", "all_but", "elsewhere") if getattr(privacy, name)]
-        return [f"privacy.{name}: only used with privacy.mechanism: partial" for name in given]
-    problems = []
-    if not privacy.tensors:
-        problems.append("privacy.tensors: required with mechanism partial, patterns of names, for example ['*.mlp.*']")
-    for name in ("target_epsilon", "delta"):
-        if getattr(privacy, name) is not None:
-            problems.append(
-                f"privacy.{name}: noise on a part of the tensors gives no guarantee (privacy.mechanism: partial); "
-                "leave it out, and give noise_multiplier or noise_scale"
-            )
-    for name, bad in (("trust", "local"), ("source", "system")):
-        if getattr(privacy, name) == bad:
-            problems.append(f"privacy.{name}={bad}: cannot be combined with privacy.mechanism: partial, an analysis")
-    if sampling.kind == "cyclic":
-        problems.append(
-            "sampling.kind=cyclic: cannot be combined with privacy.mechanism: partial; use poisson or fixed"
-        )
-    if bounding.adaptive is not None:
-        problems.append("bounding.adaptive: cannot be combined with privacy.mechanism: partial; leave it out")
-    return problems
-
-
-def _check_local_trust(privacy: Privacy, bounding: Bounding) -> list[str]:
-    if privacy.trust != "central" and isinstance(bounding.adaptive, Adaptive):
-        return [
-            "bounding.adaptive: its counts are noised by the server; it cannot be used with privacy.trust: "
-            f"{privacy.trust}"
-        ]
-    if privacy.trust == "distributed" and isinstance(bounding.adaptive, CarAdaptive):
-        return ["bounding.adaptive.kind=car: every client noises its own message; it goes with privacy.trust: local"]
-    if privacy.trust == "distributed" and privacy.mechanism != "gaussian":
-        return [f"privacy.trust=distributed: shares of the noise are for mechanism gaussian, not {privacy.mechanism}"]
-    return []
+def _asked(task: Any, users: Users, sampling: Sampling, privacy: Privacy, bounding: Bounding) -> Asked:
+    population, uniform = getattr(task, "users", None), users.weights == "uniform"
+    return Asked(privacy, sampling, bounding.rule != "none", bounding.follows, population, uniform)
 
 
 def _check_lengths(final: Final, evaluation: Evaluation, run: Run) -> list[str]:
@@ -517,13 +390,9 @@ def _check_retrieval(task: Any, local: LocalTraining) -> list[str]:
 _CHECKS: list[tuple[tuple[str, ...], Callable[..., list[str]]]] = [
     (("local",), _check_local),
     (("task", "local"), _check_seconds),
-    (("bounding",), _check_bound),
-    (("privacy", "bounding"), _check_noise),
+    (("bounding",), Bounding.problems),
     (("task", "sampling"), _check_cohort),
-    (("task", "sampling", "privacy"), _check_sampler),
-    (("sampling", "privacy", "bounding"), _check_banded),
-    (("sampling", "privacy", "bounding"), _check_partial),
-    (("privacy", "bounding"), _check_local_trust),
+    (("task", "users", "sampling", "privacy", "bounding"), lambda *sections: refusals(_asked(*sections))),
     (("final", "evaluation", "run"), _check_lengths),
     (("task", "users"), _check_weights),
     (("task", "local"), _check_retrieval),

@@ -20,7 +20,7 @@ from confide.errors import UserError
 from confide.federated.cohort import part_size
 from confide.federated.parameters import Layout
 from confide.report.figures.bench import draw_ratios, draw_scaling
-from confide.run import simulate
+from confide.runs.simulation import simulate
 
 SMALL: dict[str, dict[str, Any]] = {
     "mlp": {"users": 40, "distinct": 20, "width": 60, "hidden": 30, "examples": 12, "cohort": 7},

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 pytest.importorskip("flwr", reason="deployment needs Flower: pip install 'confide[deploy]'")
 
 
-from confide.build import make_task
+from confide.build import make_loop, make_task
 from confide.deploy.client import Member, OwnData, Refused
 from confide.deploy.deployment import Client
 from confide.deploy.parcels import Parcel
@@ -25,12 +25,13 @@ from confide.deploy.remote import JOIN, TRAIN, Door, Remote, Terms
 from confide.engines.engine import Abandoned
 from confide.privacy.ledger import Ledger
 from confide.recipe import Recipe, load
-from confide.run import Loop, make_loop, simulate
+from confide.run import Loop
 from confide.runs import folder
+from confide.runs.simulation import simulate
 
 
 def run(recipe: Recipe, made: Callable[..., Remote]) -> tuple[Loop, Any]:
-    loop = make_loop(recipe, lambda header: Ledger.create(None, header), remote=made)
+    loop = make_loop(recipe, remote=made)
     state = loop.start()
     while state.step < recipe.run.steps:
         loop.step(state)
@@ -142,23 +143,23 @@ def test_a_server_killed_in_any_phase_goes_on_and_never_counts_too_little(
 ) -> None:
     from confide.deploy.rounds import Round
     from confide.federated import optimisers
-    from confide.privacy.plan import Plan
+    from confide.privacy.plan import Plan, Release
     from confide.runs import checkpoint
 
     places: dict[str, tuple[Any, str]] = {
         "cohort": (Plan, "cohort"), "ask": (Local, "ask"), "reply": (Local, "replies"), "close": (Round, "close"),
-        "record": (Ledger, "record"), "release": (Plan, "release"), "optimiser": (optimisers, "update"),
+        "record": (Ledger, "record"), "release": (Release, "add_noise"), "optimiser": (optimisers, "update"),
         "save": (checkpoint, "save"),
     }  # fmt: skip
     releases = Counter[int]()
-    original = Plan.release
+    original = Release.add_noise
 
-    def counted(plan: Plan, total: Any, event: Any, cohort: Any, step: int, *more: Any) -> Any:
-        noise = original(plan, total, event, cohort, step, *more)
-        releases[step] += 1
+    def counted(made: Release, *given: Any) -> Any:
+        noise = original(made, *given)
+        releases[made.step] += 1
         return noise
 
-    monkeypatch.setattr(Plan, "release", counted)
+    monkeypatch.setattr(Release, "add_noise", counted)
     recipe, out = load(tiny, ["run.steps=4"]), tmp_path / "run"
     deployed = folder.Deployed(make_task(recipe.task, 0), engine())
     with monkeypatch.context() as patch:
@@ -214,7 +215,7 @@ def test_hostile_clients_reach_neither_model_nor_ledger_beyond_the_bound(data: s
         link = Local({n: (Hostile if n else Member)(recipe, task, users) for n, users in shares.items()})
         return remote_engine(recipe, task, plan, link, shares, Terms(deadline=5, poll=0, minimum=0.0))
 
-    loop = make_loop(recipe, lambda header: Ledger.create(None, header), remote=make)
+    loop = make_loop(recipe, remote=make)
     state = loop.start()
     for step in range(2):
         before = state.parameters.clone()
@@ -266,9 +267,9 @@ def test_own_data_is_one_user_under_its_name_in_the_federation(tiny: str) -> Non
 
 def test_a_client_that_was_started_anew_without_a_recipe_is_told_it_again(tiny: str) -> None:
     recipe = load(tiny, ["sampling={kind: fixed, cohort: 12}", "privacy.accountant=rdp"])
-    loop = make_loop(recipe, lambda header: Ledger.create(None, header), remote=engine())
+    loop = make_loop(recipe, remote=engine())
     state = loop.start()
-    assert loop.step(state)["cohort"] == 12
+    assert loop.step(state).tally.users == 12
     members = loop.engine.link.members  # type: ignore[attr-defined]
     members[100] = Client(None, members[100].users, None)  # so quickly that nobody saw it gone
-    assert [loop.step(state)["cohort"] for _ in range(2)] == [8, 12]
+    assert [loop.step(state).tally.users for _ in range(2)] == [8, 12]

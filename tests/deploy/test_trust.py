@@ -12,6 +12,7 @@ import torch
 
 pytest.importorskip("flwr", reason="deployment needs Flower: pip install 'confide[deploy]'")
 
+from confide.build import make_loop, make_trainer
 from confide.deploy.parcels import Parcel
 from confide.deploy.rehearsal import engine
 from confide.deploy.remote import TRAIN, Terms
@@ -20,15 +21,16 @@ from confide.errors import UserError
 from confide.privacy.ledger import Ledger
 from confide.privacy.trust.secure import KEYS, MASKED, SHARES, UNMASK, Session, threshold
 from confide.recipe import Recipe, load
-from confide.run import Loop, make_loop, make_trainer, simulate
+from confide.run import Loop
 from confide.runs import checkpoint
+from confide.runs.simulation import simulate
 
 WIDE = ["task={kind: convex/quadratics, users: 8, dimension: 600, rank: 2}", "sampling={kind: fixed, cohort: 8}",
         "privacy.accountant=rdp", "privacy.noise_multiplier=2"]  # fmt: skip
 
 
 def loop_of(recipe: Recipe, made: Callable[..., object]) -> Loop:
-    return make_loop(recipe, lambda header: Ledger.create(None, header), remote=made)  # type: ignore[arg-type]
+    return make_loop(recipe, remote=made)  # type: ignore[arg-type]
 
 
 def test_local_noise_comes_from_the_clients_and_gives_the_model_of_one_process(tiny: str, tmp_path: Path) -> None:
@@ -197,5 +199,5 @@ def test_an_abandoned_step_keeps_its_cohort_until_it_is_answered(tiny: str, tmp_
     assert again.pending is not None
     assert again.pending.tolist() == cohort.tolist()
     answers = True
-    assert loop.step(again)["cohort"] == len(cohort)
+    assert loop.step(again).tally.users == len(cohort)
     assert again.pending is None

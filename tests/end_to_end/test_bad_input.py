@@ -22,12 +22,14 @@ import torch
 from torch import Tensor
 
 from confide import recipe, run
-from confide.build import make_task
+from confide.build import make_loop, make_task
 from confide.engines.processes import WorkerFailed
 from confide.errors import Stopped
 from confide.federated.parameters import flatten
 from confide.privacy import ledger, plan, sampling
+from confide.privacy.mechanisms import Occasion
 from confide.runs import checkpoint, folder
+from confide.runs.simulation import simulate
 
 pytestmark = pytest.mark.usefixtures("no_figures_here")
 
@@ -419,7 +421,7 @@ def poison(task: Any, user: int, value: float) -> None:
 
 def trained(wanted: recipe.Recipe, task: Any) -> tuple[Tensor, list[dict[str, Any]], run.Loop]:
     records: list[dict[str, Any]] = []
-    loop, state = run.simulate(wanted, task, lambda loop, state, record: records.append(record))
+    loop, state = simulate(wanted, task, lambda loop, state, record: records.append(record))
     return state.parameters, records, loop
 
 
@@ -456,7 +458,7 @@ def test_a_cohort_in_which_nobody_is_finite_moves_the_model_by_noise_alone() -> 
     assert record["not_finite"] == record["cohort"] > 0
     assert (record["signal"], record["loss"], record["update_norm"]) == (0, 0, 0)
     noise = torch.zeros_like(model)
-    assert loop.plan.release(noise, loop.plan.event, np.arange(0), 0, 0, {}) is not None
+    assert loop.plan.mechanism.release(noise, Occasion(loop.plan.event, np.arange(0), 0, 0, {})) is not None
     torch.testing.assert_close(model, flatten(task.initial_parameters()) - wanted.central.learning_rate * noise)
 
 
@@ -540,7 +542,7 @@ def test_an_evaluation_that_overflows_does_not_lose_a_run_whose_model_is_finite(
 
 def test_a_worker_that_was_killed_is_reported_and_not_taken_for_a_closed_terminal(tiny: str) -> None:
     """The command line takes a broken pipe for a reader that has gone, and ends without a word."""
-    loop = run.make_loop(recipe.load(tiny), lambda header: ledger.Ledger.create(None, header), workers=2)
+    loop = make_loop(recipe.load(tiny), workers=2)
     engine: Any = loop.engine
     try:
         state = loop.start()

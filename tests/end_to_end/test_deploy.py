@@ -28,8 +28,9 @@ from confide.errors import UserError
 from confide.federated.parameters import Layout, flatten
 from confide.privacy.ledger import FILE, Ledger
 from confide.recipe import load
-from confide.run import Loop, simulate
+from confide.run import Loop
 from confide.runs import folder
+from confide.runs.simulation import simulate
 
 RECIPE = """\
 task: {kind: convex/quadratics, users: 3, dimension: 6, rank: 3}

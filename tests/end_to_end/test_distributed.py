@@ -23,9 +23,9 @@ from typing import Any
 
 import pytest
 
-from confide import cli, recipe, run
-from confide.engines import distributed
-from confide.engines.distributed import Member
+from confide import build, cli, recipe
+from confide.engines import distributed, environment
+from confide.engines.distributed import RankTrainer
 from confide.engines.ranks import place
 from confide.errors import UserError
 from confide.federated.cohort import PartTrainer
@@ -248,7 +248,7 @@ def test_a_rank_that_does_not_answer_is_given_up_after_the_timeout(tiny: str, tm
             while "lost" not in (tmp_path / "err0").read_text():
                 time.sleep(0.05)
 
-        patch.setattr(Member, "_train_mine", wait)
+        patch.setattr(RankTrainer, "_train_mine", wait)
 
     words = ("train", tiny, "--out", tmp_path / "run")
     first, _ = together(2, tmp_path, *words, sets=PLAIN, rank0=impatient, rank1=silent)
@@ -296,7 +296,7 @@ def test_a_rank_that_cannot_build_the_task_says_why_through_rank_0(tiny: str, tm
         def make_trainer(*_: Any) -> Any:
             raise UserError("there is no folder data/speech; name another in task.data")
 
-        patch.setattr(run, "make_trainer", make_trainer)
+        patch.setattr(build, "make_trainer", make_trainer)
 
     first, other = together(2, tmp_path, "train", tiny, "--out", tmp_path / "run", sets=PLAIN, rank1=without_data)
     assert (first.code, first.said) == (2, "rank 1: there is no folder data/speech; name another in task.data\n")
@@ -306,7 +306,7 @@ def test_a_rank_that_cannot_build_the_task_says_why_through_rank_0(tiny: str, tm
 
 def test_a_rank_of_another_version_is_refused(tiny: str, tmp_path: Path) -> None:
     def older(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(run, "__version__", "0.0.1")
+        patch.setattr(environment, "__version__", "0.0.1")
 
     first, other = together(2, tmp_path, "train", tiny, "--out", tmp_path / "run", sets=PLAIN, rank1=older)
     assert first.code == 2

@@ -22,11 +22,11 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from confide import recipe, run
+from confide import build, recipe
 from confide.federated import optimisers
 from confide.privacy import ledger
 from confide.privacy.ledger import Ledger
-from confide.privacy.plan import Plan
+from confide.privacy.plan import Plan, Release
 from confide.recipe import Recipe
 from confide.runs import checkpoint, folder
 
@@ -242,14 +242,14 @@ def test_the_epsilon_of_a_killed_run_covers_the_release_whose_step_was_lost(kill
 @contextmanager
 def released(values: dict[tuple[int, int], set[bytes]]) -> Iterator[None]:
     """Collect, for every entry (step, attempt) of the ledger, the sums that were released with its noise."""
-    original = Plan.release
+    original = Release.add_noise
 
-    def release(plan: Plan, total: Tensor, event: Any, cohort: Any, step: int, attempt: int, *rest: Any) -> Any:
-        values.setdefault((step, attempt), set()).add(total.numpy().tobytes())
-        return original(plan, total, event, cohort, step, attempt, *rest)
+    def release(made: Release, total: Tensor, *rest: Any) -> Any:
+        values.setdefault((made.step, made.attempt), set()).add(total.numpy().tobytes())
+        return original(made, total, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Plan, "release", release)
+        patch.setattr(Release, "add_noise", release)
         yield
 
 
@@ -258,7 +258,7 @@ def test_in_another_environment_a_step_is_another_release_with_a_line_of_its_own
 ) -> None:
     out = tmp_path / "run"
     shutil.copytree(killed, out)
-    monkeypatch.setattr(run, "environment", lambda: "another machine")
+    monkeypatch.setattr(build, "environment", lambda: "another machine")
     before = folder.check_ledger(out)
     summary = finish(out, wanted)
     book = Ledger.read(out / ledger.FILE)
@@ -274,7 +274,7 @@ def test_no_entry_of_the_ledger_ever_stands_for_two_values_when_a_run_wanders_be
     wanted, out = recipe.load(tiny, ["run.checkpoint_every=100"]), tmp_path / "run"
     values: dict[tuple[int, int], set[bytes]] = {}
     for machine, last in (("a", 4), ("b", 1), ("a", 0)):
-        monkeypatch.setattr(run, "environment", lambda machine=machine: machine)
+        monkeypatch.setattr(build, "environment", lambda machine=machine: machine)
         with released(values), killed_at("optimiser", last, "after"):
             try:
                 finish(out, wanted)

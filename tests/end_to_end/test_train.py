@@ -28,8 +28,8 @@ from confide.federated.parameters import flatten
 from confide.federated.task import Task
 from confide.privacy.ledger import Ledger
 from confide.recipe import Recipe
-from confide.run import simulate
 from confide.runs import checkpoint, folder
+from confide.runs.simulation import simulate
 
 Command = Callable[..., tuple[int, str, str]]
 Contents = Callable[[Path], dict[str, str]]
@@ -56,7 +56,7 @@ def simulated(*sets: str) -> tuple[Tensor, list[dict[str, Any]]]:
     """The final model and the records of a run on the digits that is not written anywhere."""
     wanted, records = digits(*sets), list[dict[str, Any]]()
     loop, state = simulate(wanted, digits_task(wanted.run.seed), lambda loop, state, record: records.append(record))
-    return loop.final_model(state).clone(), records
+    return loop.final.model(state).clone(), records
 
 
 def model_of(run: Path) -> bytes:
@@ -403,7 +403,7 @@ def iterates(*sets: str) -> tuple[list[Tensor], Tensor]:
     loop, state = simulate(
         wanted, digits_task(wanted.run.seed), lambda loop, state, record: kept.append(state.parameters.clone())
     )
-    return kept, loop.final_model(state)
+    return kept, loop.final.model(state)
 
 
 @pytest.mark.parametrize("count", [1, 3, 6])

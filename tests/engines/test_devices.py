@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from confide.bench import recipes
-from confide.engines.distributed import Member
+from confide.build import make_loop, make_trainer
+from confide.engines.distributed import RankTrainer
+from confide.engines.environment import environment
 from confide.engines.ranks import Place, device
 from confide.errors import UserError
 from confide.privacy.ledger import Ledger
-from confide.run import make_loop, make_trainer
 
 RECIPE = recipes.mlp(2, cohort=3, users=9, width=30, hidden=20, examples=4)
 
@@ -54,7 +55,7 @@ def test_the_central_model_goes_to_where_a_rank_trains(monkeypatch: pytest.Monke
     sent: list[Tensor] = []
     monkeypatch.setattr(torch.distributed, "broadcast", lambda tensor, src: sent.append(tensor))
     trainer = make_trainer(RECIPE)
-    member, central = Member(trainer, Place(0, 1)), torch.zeros(trainer.layout.size)
+    member, central = RankTrainer(trainer, Place(0, 1)), torch.zeros(trainer.layout.size)
     assert member.receive(central) is central  # no copy where both are in main memory
     member.central = member.central.to("meta")
     assert str(member.receive(central).device) == "meta"
@@ -64,7 +65,7 @@ def test_the_central_model_goes_to_where_a_rank_trains(monkeypatch: pytest.Monke
 
 def test_buffers_are_made_where_the_trainer_trains() -> None:
     trainer = make_trainer(RECIPE, "meta")
-    member = Member(trainer, Place(0, 2))
+    member = RankTrainer(trainer, Place(0, 2))
     assert {str(t.device) for t in (trainer.plain.theta, member.sums, member.arrived, member.slice)} == {"meta"}
 
 
@@ -80,7 +81,7 @@ def test_a_step_made_anew_by_another_process_is_a_release_of_its_own_where_train
     loop.step(first)
     replace(loop).step(same)
     assert (loop.ledger.count, torch.equal(first.parameters, same.parameters)) == (1, True)
-    replace(loop, mark="/another process").step(other)
+    replace(loop, environment="another process").step(other)
     assert loop.ledger.count == 2
     assert not torch.equal(first.parameters, other.parameters)  # other noise
 
@@ -88,8 +89,9 @@ def test_a_step_made_anew_by_another_process_is_a_release_of_its_own_where_train
 @pytest.mark.usefixtures("four_gpus")
 def test_ranks_on_gpus_mark_their_releases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything but the devices is real: the plan must not take a GPU's step for one that repeats itself."""
-    monkeypatch.setattr("confide.run.Distributed", lambda *_: None)
+    monkeypatch.setattr("confide.build.Distributed", lambda *_: None)
     monkeypatch.setattr(Tensor, "to", lambda self, *_, **__: self)
-    marks = {make_loop(RECIPE, lambda header: Ledger.create(None, header), here=Place(0, 1)).mark for _ in range(2)}
+    monkeypatch.setattr("confide.build.torch.empty_like", lambda like: like)
+    marks = {make_loop(RECIPE, here=Place(0, 1)).environment for _ in range(2)}
     assert len(marks) == 2
-    assert "" not in marks
+    assert environment() not in marks

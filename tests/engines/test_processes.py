@@ -17,7 +17,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from confide import run
 from confide.engines import processes
 from confide.engines.costs import expected_costs
 from confide.engines.engine import InProcess
@@ -27,7 +26,6 @@ from confide.federated.cohort import PartTrainer
 from confide.federated.custom import BasicTask
 from confide.federated.local import LocalTraining
 from confide.federated.parameters import Layout, flatten
-from confide.recipe import Recipe
 
 LOCAL = LocalTraining(steps=1, learning_rate=1.0)
 SIZES = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8])
@@ -73,19 +71,17 @@ def engine_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Maker]:
 
     def worker(target: Any, args: tuple[Any, ...], daemon: bool) -> threading.Thread:
         # As a process would, it keeps an end of the pipe of its own, which stays open when the given one is closed.
-        recipe_json, pipe, *memory = args
+        make, pipe, *memory = args
         own = Connection(os.dup(pipe.fileno()))
-        return threading.Thread(target=target, args=(recipe_json, own, *memory), daemon=daemon)
+        return threading.Thread(target=target, args=(make, own, *memory), daemon=daemon)
 
     def make(task: Skewed, workers: int) -> Processes:
-        monkeypatch.setattr(run, "make_trainer", lambda _: trainer_of(task))
-        made.append(Processes("", workers, torch.zeros(101), 1, expected_costs(task, LOCAL)))
+        made.append(Processes(lambda: trainer_of(task), workers, torch.zeros(101), 1, expected_costs(task, LOCAL)))
         return made[-1]
 
     context = SimpleNamespace(Pipe=multiprocessing.Pipe, Process=worker)
     monkeypatch.setattr(torch.multiprocessing, "get_context", lambda _: context)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(Recipe, "model_validate_json", lambda *_: None)
     yield make
     for engine in made:
         engine.close()

@@ -61,7 +61,7 @@ def test_bound_and_noise_follow_the_equations(norms: torch.Tensor, bound: float)
     variance = 2 * z**2 * 0.95**2 * bound**2 + 2 * z**2 * 0.05**2 * 0.9**2 * norms**2
     scales = car_adaptive.noise_scales(PLAIN, clients, EVERYONE, norms, 0)
     torch.testing.assert_close(scales, variance.sqrt())
-    after = car_adaptive.moved(PLAIN, clients, EVERYONE, norms, 0)
+    after = car_adaptive.next_clients(PLAIN, clients, EVERYONE, norms, 0)
     torch.testing.assert_close(after.bounds, 0.95 * bound + 0.05 * 0.9 * norms)
     # Equation 40 is an upper bound of z_D^2 C^2 with the next bound in it.
     assert (scales >= z * after.bounds * (1 - 1e-12)).all()
@@ -83,7 +83,7 @@ def test_a_zero_update_stays_zero_and_finite() -> None:
 
 def test_a_bound_is_its_clients_own_and_stays_where_a_client_is_absent() -> None:
     clients = car_adaptive.start(1.0, 3)
-    after = car_adaptive.moved(PLAIN, clients, torch.tensor([2, 0]), torch.tensor([10.0, 4.0]).double(), 0)
+    after = car_adaptive.next_clients(PLAIN, clients, torch.tensor([2, 0]), torch.tensor([10.0, 4.0]).double(), 0)
     assert after.bounds.tolist() == pytest.approx([0.95 + 0.045 * 4, 1.0, 0.95 + 0.045 * 10])
     assert clients.bounds.tolist() == [1.0, 1.0, 1.0]
 
@@ -91,7 +91,7 @@ def test_a_bound_is_its_clients_own_and_stays_where_a_client_is_absent() -> None
 def test_bounds_tend_to_the_quantile_times_a_steady_norm() -> None:
     clients = car_adaptive.start(1.0, 3)
     for step in range(300):
-        clients = car_adaptive.moved(CarAdaptive(), clients, EVERYONE, torch.full((3,), 7.0).double(), step)
+        clients = car_adaptive.next_clients(CarAdaptive(), clients, EVERYONE, torch.full((3,), 7.0).double(), step)
     assert clients.bounds.tolist() == pytest.approx([0.9 * 7.0] * 3, rel=1e-4)
 
 
@@ -108,7 +108,7 @@ def test_warm_up_neither_bounds_nor_noises_nor_moves() -> None:
         free = _factors(car_adaptive.bounds_at(rule, clients, step), norms)
         assert free.tolist() == pytest.approx([1, 1, 1], abs=2e-6)
         assert car_adaptive.noise_scales(rule, clients, EVERYONE, norms, step).tolist() == [0, 0, 0]
-        clients = car_adaptive.moved(rule, clients, EVERYONE, norms, step)
+        clients = car_adaptive.next_clients(rule, clients, EVERYONE, norms, step)
     assert clients.bounds.tolist() == [1, 1, 1]
     assert _factors(car_adaptive.bounds_at(rule, clients, 3), norms).max() < 0.011
     assert car_adaptive.noise_scales(rule, clients, EVERYONE, norms, 3).min() > 0
@@ -117,6 +117,6 @@ def test_warm_up_neither_bounds_nor_noises_nor_moves() -> None:
 def test_a_norm_that_is_not_finite_is_not_remembered() -> None:
     clients = Clients(torch.ones(3).double(), torch.full((3,), 2.0).double())
     norms = torch.tensor([math.nan, math.inf, 2.0]).double()
-    after = car_adaptive.moved(PLAIN, clients, EVERYONE, norms, 0)
+    after = car_adaptive.next_clients(PLAIN, clients, EVERYONE, norms, 0)
     assert after.bounds.tolist() == pytest.approx([1, 1, 0.95 + 0.045 * 2])
     assert after.norms.tolist() == [2, 2, 2]

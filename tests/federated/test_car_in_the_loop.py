@@ -17,8 +17,8 @@ from confide.federated import car_adaptive
 from confide.federated.car_adaptive import CarAdaptive, Clients
 from confide.privacy.ledger import Ledger
 from confide.recipe import Recipe, load
-from confide.run import simulate
 from confide.runs import checkpoint, folder
+from confide.runs.simulation import simulate
 
 CAR = "bounding.adaptive={kind: car, noise_multiplier: 0.1, warm_up: 2}"
 Command = Callable[..., tuple[int, str, str]]
@@ -38,23 +38,23 @@ def test_each_step_is_the_papers_arithmetic_on_every_clients_own_norm(adaptive: 
     rule = recipe.bounding.adaptive
     assert isinstance(rule, CarAdaptive)
     clients = car_adaptive.start(0.5, 12)
+    from confide.federated.bounds import CarBounds
     from confide.federated.cohort import Tally
-    from confide.run import Loop
 
     seen: list[tuple[np.ndarray, list[float]]] = []
-    original = Loop._adapt
+    original = CarBounds.follow
 
-    def watched(loop: Loop, state: Any, tally: Tally, event: Any, attempt: int, cohort: np.ndarray) -> None:
+    def watched(bounds: CarBounds, state: Any, tally: Tally, cohort: np.ndarray, release: Any) -> None:
         seen.append((cohort, list(tally.raw_norms)))
-        original(loop, state, tally, event, attempt, cohort)
+        original(bounds, state, tally, cohort, release)
 
     kept: list[dict[str, torch.Tensor]] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Loop, "_adapt", watched)
+        patch.setattr(CarBounds, "follow", watched)
         simulate(recipe, watch=lambda loop, state, record: kept.append(state.clients))
     for step, (cohort, norms) in enumerate(seen):
         assert len(cohort) == len(norms)
-        clients = car_adaptive.moved(rule, clients, torch.from_numpy(cohort), torch.tensor(norms).double(), step)
+        clients = car_adaptive.next_clients(rule, clients, torch.from_numpy(cohort), torch.tensor(norms).double(), step)
         torch.testing.assert_close(kept[step]["bounds"], clients.bounds)
         torch.testing.assert_close(kept[step]["norms"], clients.norms)
     assert (clients.bounds != 0.5).any()

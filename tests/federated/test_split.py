@@ -16,16 +16,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from confide.errors import Stopped
-from confide.federated.bounding import Adaptive, Bounding, allocated, bounder, moved
+from confide.federated.bounding import Adaptive, Bounding, allocated, bounder
+from confide.federated.bounds import next_bounds
 from confide.federated.parameters import Layout
 from confide.privacy import ledger
 from confide.privacy.events import Event
 from confide.privacy.ledger import Ledger
-from confide.privacy.plan import Privacy, make_plan
+from confide.privacy.mechanisms import Privacy
+from confide.privacy.plan import make_plan
 from confide.privacy.sampling import Sampling
 from confide.recipe import Recipe, load, parse
-from confide.run import simulate
 from confide.runs import checkpoint, folder
+from confide.runs.records import evaluate
+from confide.runs.simulation import simulate
 from confide.theory.problems import Layered, Shape
 
 CALM = settings(deadline=None)  # a property holds on a busy machine as well
@@ -94,7 +97,7 @@ def test_a_learned_split_begins_with_dim_and_what_is_sent_stays_within_the_bound
     torch.testing.assert_close(rule.at(rule.bounds).layer_bounds, dim.layer_bounds)
     draw, quantiles = np.random.default_rng(0), rule.bounds
     for _ in range(200):
-        quantiles = moved(quantiles, torch.from_numpy(draw.normal(0.5, 3, 2)), Adaptive(), rule.bounds)
+        quantiles = next_bounds(quantiles, torch.from_numpy(draw.normal(0.5, 3, 2)), Adaptive(), rule.bounds)
         now = rule.at(quantiles)
         assert now.sensitivity == 1.0
         norms = torch.from_numpy(np.exp(draw.normal(0, 5, (50, 2))))
@@ -116,8 +119,8 @@ def test_the_votes_cost_what_those_of_adaptive_bounds_cost() -> None:
     for bounding in (LEARNED, own):
         rule = bounder(bounding, LAYOUT)
         plan = make_plan(
-            privacy, Sampling(cohort=20), np.full(100, 0.01), rule.sensitivity, 10, 0, bounding.adaptive,
-            len(rule.bounds),
+            privacy, Sampling(cohort=20), np.full(100, 0.01), rule.sensitivity, 10, 0, follows="quantile",
+            counters=len(rule.bounds),
         )  # fmt: skip
         events.append(plan.event)
         assert plan.event.counters == 2
@@ -180,7 +183,7 @@ def result(bounding: dict[str, Any], seed: int) -> tuple[float, Event]:
         "run": {"steps": 60, "seed": seed},
     }
     loop, state = simulate(parse(document), task=Layered(UNEQUAL))
-    return loop.evaluate(state)["suboptimality"], loop.plan.event
+    return evaluate(loop, state)["suboptimality"], loop.plan.event
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

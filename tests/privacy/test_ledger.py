@@ -22,7 +22,8 @@ from confide.privacy import ledger
 from confide.privacy.accountant import epsilon
 from confide.privacy.events import Event
 from confide.privacy.ledger import Entry, Ledger
-from confide.privacy.plan import Plan, Privacy, make_plan
+from confide.privacy.mechanisms import Occasion, Privacy
+from confide.privacy.plan import Release, make_plan
 from confide.privacy.sampling import Sampling
 from confide.recipe import Recipe
 from confide.runs import checkpoint, folder
@@ -174,7 +175,7 @@ def test_another_attempt_draws_other_noise() -> None:
     plan = make_plan(settings, Sampling(cohort=20), np.full(100, 0.01), 1.0, 10, 0)
     first, second, third, again = (torch.zeros(1000) for _ in range(4))
     for total, attempt in zip((first, second, third, again), (0, 1, 2, 0), strict=True):
-        plan.release(total, plan.event, plan.cohort(3), 3, attempt, {})
+        plan.mechanism.release(total, Occasion(plan.event, plan.cohort(3), 3, attempt, {}))
     assert torch.equal(first, again)
     for one, other in [(first, second), (first, third), (second, third)]:
         assert not bool((one == other).any())
@@ -338,16 +339,16 @@ def lines_of(run: Path) -> list[bytes]:
 
 def killed_at(step: int, before_noise: bool, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Train in `place` and crash in the middle of a step, just before or just after its noise is drawn."""
-    draw = Plan.release
+    draw = Release.add_noise
 
-    def release(self: Plan, total: Tensor, event: Event, cohort: np.ndarray, t: int, *rest: Any) -> float | None:
-        length = None if t == step and before_noise else draw(self, total, event, cohort, t, *rest)
-        if t == step:
+    def release(self: Release, total: Tensor, *rest: Any) -> float | None:
+        length = None if self.step == step and before_noise else draw(self, total, *rest)
+        if self.step == step:
             raise Killed
         return length
 
     with monkeypatch.context() as patch:
-        patch.setattr(Plan, "release", release)
+        patch.setattr(Release, "add_noise", release)
         with pytest.raises(Killed):
             folder.train(digits(), place, quiet=True)
 
@@ -411,14 +412,15 @@ def test_more_lines_than_the_checkpoint_knows_are_counted(run: Path) -> None:
 
 
 def test_every_line_is_on_disk_before_its_noise_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw, seen = Plan.release, []
+    draw, seen = Release.add_noise, []
 
-    def release(self: Plan, total: Tensor, event: Event, cohort: np.ndarray, t: int, *rest: Any) -> float | None:
+    def release(self: Release, total: Tensor, *rest: Any) -> float | None:
         last = json.loads((tmp_path / "run" / ledger.FILE).read_bytes().splitlines()[-1])
-        seen.append((last["step"], last["attempt"], Event.from_json(last["event"]) == self.event, t, rest[0]))
-        return draw(self, total, event, cohort, t, *rest)
+        same = Event.from_json(last["event"]) == self.event
+        seen.append((last["step"], last["attempt"], same, self.step, self.attempt))
+        return draw(self, total, *rest)
 
-    monkeypatch.setattr(Plan, "release", release)
+    monkeypatch.setattr(Release, "add_noise", release)
     folder.train(digits(), tmp_path / "run", quiet=True)
     assert seen == [(step, 0, True, step, 0) for step in range(3)]
 
@@ -447,7 +449,7 @@ def test_going_on_elsewhere_writes_new_lines_draws_new_noise_and_costs_more(
 ) -> None:
     killed_at(2, False, tmp_path / "run", monkeypatch)
     began = lines_of(tmp_path / "run")
-    monkeypatch.setattr("confide.run.environment", lambda: ELSEWHERE)
+    monkeypatch.setattr("confide.build.environment", lambda: ELSEWHERE)
     summary = folder.resume(tmp_path / "run", quiet=True)
     book = Ledger.read(tmp_path / "run" / ledger.FILE)
     assert lines_of(tmp_path / "run")[: len(began)] == began

@@ -16,19 +16,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from confide import recipe, run
+from confide import build, recipe
+from confide.build import make_loop
 from confide.errors import UserError
-from confide.federated.bounding import Adaptive, Bounding, bounder, moved
+from confide.federated.bounding import Adaptive, Bounding, bounder
+from confide.federated.bounds import next_bounds
 from confide.federated.parameters import Layout
 from confide.privacy import factorisation, ledger
 from confide.privacy.accountant import epsilon
 from confide.privacy.events import Event
 from confide.privacy.gaussian import Address
 from confide.privacy.ledger import Ledger
-from confide.privacy.plan import Plan, Privacy, make_plan
+from confide.privacy.mechanisms import Occasion, Privacy
+from confide.privacy.mechanisms.banded import Banded
+from confide.privacy.plan import Plan, Release, make_plan
 from confide.privacy.sampling import Sampling
-from confide.run import Loop, make_loop, simulate
+from confide.run import Loop
 from confide.runs import checkpoint, folder
+from confide.runs.simulation import simulate
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.usefixtures("no_figures_here")
@@ -52,7 +57,7 @@ def digits(*overrides: str) -> recipe.Recipe:
 
 
 def loop_of(*overrides: str) -> Loop:
-    return make_loop(digits(*overrides), lambda header: Ledger.create(None, header))
+    return make_loop(digits(*overrides))
 
 
 def plan_of(weights: np.ndarray, cohort: int, kind: str = "poisson", steps: int = 10, **privacy: Any) -> Plan:
@@ -69,7 +74,9 @@ def uniform(population: int) -> np.ndarray:
 
 def noise_of(plan: Plan, cohort: np.ndarray, step: int = 0, memory: dict[str, Tensor] | None = None) -> Tensor:
     total = torch.zeros(LONG, dtype=torch.float64)
-    plan.release(total, plan.event, cohort, step, 0, plan.noise_memory(total) if memory is None else memory)
+    plan.mechanism.release(
+        total, Occasion(plan.event, cohort, step, 0, plan.mechanism.start_memory(total) if memory is None else memory)
+    )
     return total
 
 
@@ -103,16 +110,16 @@ def test_a_killed_run_of_system_noise_repeats_one_step_at_most_and_pays_for_it(
     class Killed(BaseException):
         pass
 
-    original, seen = Plan.release, []
+    original, seen = Release.add_noise, []
 
-    def release(self: Plan, total: Tensor, *rest: Any) -> Any:
+    def release(self: Release, total: Tensor, *rest: Any) -> Any:
         answer = original(self, total, *rest)
         seen.append(total.clone())
         if len(seen) == 3:
             raise Killed
         return answer
 
-    monkeypatch.setattr(Plan, "release", release)
+    monkeypatch.setattr(Release, "add_noise", release)
     with pytest.raises(Killed):
         folder.train(digits(*SYSTEM), tmp_path / "run", quiet=True)
     assert checkpoint.load(tmp_path / "run").state.step == 2, "every step is kept, whatever checkpoint_every says"
@@ -174,11 +181,12 @@ def test_released_noise_is_what_the_factorisation_says() -> None:
     """C times the released noise is independent from step to step, with z times the sensitivity of the whole run."""
     plan = plan_of(uniform(100), 10, "cyclic", steps=12, mechanism="banded", bands=4, noise_multiplier=2.0)
     total = torch.zeros(LONG, dtype=torch.float64)
-    memory = plan.noise_memory(total)
+    memory = plan.mechanism.start_memory(total)
     released = []
     for step in range(12):
         released.append(noise_of(plan, NOBODY, step, memory))
-    c = np.array(plan.coefficients)
+    assert isinstance(plan.mechanism, Banded)
+    c = np.array(plan.mechanism.coefficients)
     expected = 2.0 * factorisation.sensitivity(c, 12, 10) * 2.0 / 10
     fresh = torch.stack([sum(c[j] * released[t - j] for j in range(min(4, t + 1))) for t in range(12)])
     assert fresh.std(dim=1).tolist() == pytest.approx([expected] * 12, rel=CLOSE)
@@ -219,12 +227,12 @@ def test_a_banded_run_resumes_with_the_noise_it_would_have_had(tmp_path: Path, m
     summary = folder.resume(tmp_path / "run", quiet=True)
     assert summary["epsilon"] == straight["epsilon"] <= 5
     assert (tmp_path / "run" / folder.MODEL).read_bytes() == (tmp_path / "straight" / folder.MODEL).read_bytes()
-    monkeypatch.setattr(run, "environment", lambda: "elsewhere")
+    monkeypatch.setattr(build, "environment", lambda: "elsewhere")
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "step", step)
         with pytest.raises(Killed):
             folder.train(wanted, tmp_path / "moved", quiet=True)
-    monkeypatch.setattr(run, "environment", lambda: "elsewhere still")
+    monkeypatch.setattr(build, "environment", lambda: "elsewhere still")
     again = folder.resume(tmp_path / "moved", quiet=True)
     assert again["epsilon"] > straight["epsilon"], "a step that was made twice stands for two runs"
     assert Counter(e.attempt for e in Ledger.read(tmp_path / "moved" / ledger.FILE).entries) == {0: 8, 1: 1}
@@ -268,7 +276,7 @@ def test_counters_that_leave_nothing_for_the_update_are_refused() -> None:
     with pytest.raises(UserError, match=r"raise bounding\.adaptive\.count_noise above 0\.75"):
         make_plan(
             Privacy(mechanism="gaussian", noise_multiplier=1.5, delta=1e-5), Sampling(cohort=10), uniform(100), 1.0, 5,
-            0, Adaptive(count_noise=0.7), 1,
+            0, follows="quantile", counters=1, count_noise=0.7,
         )  # fmt: skip
 
 
@@ -291,22 +299,21 @@ def test_the_bound_finds_the_quantile_of_the_users_norms() -> None:
     for quantile in (0.2, 0.5, 0.9):
         privacy = Privacy(mechanism="gaussian", noise_multiplier=1.0, delta=1e-5)
         adaptive = Adaptive(quantile=quantile)
-        plan = make_plan(privacy, Sampling(cohort=500), uniform(2000), 100.0, 200, 3, adaptive, 1)
+        plan = make_plan(privacy, Sampling(cohort=500), uniform(2000), 100.0, 200, 3, follows="quantile", counters=1)
         rule = bounder(Bounding(rule="clip", bound=100.0, adaptive=adaptive), Layout(("w",), ((1,),)))
         bounds = rule.bounds
         for step in range(200):
             votes = rule.at(bounds).votes(norms[plan.cohort(step)]).sum(dim=0)
-            shares = plan.noisy_shares(votes, plan.event_at(float(bounds[0])), step, 0)
-            bounds = moved(bounds, shares, adaptive, rule.bounds)
+            shares = plan.noisy_shares(votes, plan.mechanism.event_at(0, float(bounds[0])), step, 0)
+            bounds = next_bounds(bounds, shares, adaptive, rule.bounds)
         within = float((norms <= bounds).double().mean())
         assert within == pytest.approx(quantile, abs=0.06)
 
 
 def test_the_noise_of_the_counts_has_the_scale_that_is_accounted_for() -> None:
-    adaptive = Adaptive(count_noise=3.0)
     plan = make_plan(
         Privacy(mechanism="gaussian", noise_multiplier=0.01, delta=1e-5), Sampling(cohort=50), uniform(100), 1.0, 5, 0,
-        adaptive, LONG,
+        follows="quantile", counters=LONG, count_noise=3.0,
     )  # fmt: skip
     shares = plan.noisy_shares(torch.zeros(LONG, dtype=torch.float64), plan.event, 0, 0)
     assert float(shares.std()) == pytest.approx(3.0 / 50, rel=CLOSE)
@@ -341,7 +348,7 @@ def test_an_adaptive_run_is_the_same_with_workers_and_after_a_kill(tmp_path: Pat
     wanted = digits(ADAPTIVE, *FREE, "run.checkpoint_every=3", "run.steps=5")
     folder.train(wanted, tmp_path / "one", quiet=True)
     folder.train(wanted, tmp_path / "two", workers=2, quiet=True)
-    loop = make_loop(wanted, lambda header: Ledger.create(None, header))
+    loop = make_loop(wanted)
     state = loop.start()
     for _ in range(2):
         loop.step(state)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,15 @@ from torch import Tensor
 
 from confide import recipe
 from confide.errors import UserError
-from confide.federated.bounding import Adaptive
 from confide.federated.parameters import Layout
-from confide.privacy.plan import Plan, Privacy, Spans, make_plan, spans_of
+from confide.privacy.mechanisms import Occasion, Privacy
+from confide.privacy.mechanisms.partial import Spans, spans_of
+from confide.privacy.plan import Plan, make_plan
 from confide.privacy.sampling import Sampling
 from confide.recipe import Recipe
-from confide.run import simulate
+from confide.report.page import write_report
 from confide.runs import folder
+from confide.runs.simulation import simulate
 
 torch.set_num_threads(1)
 Command = Callable[..., tuple[int, str, str]]
@@ -45,14 +48,23 @@ def partial(**given: Any) -> Privacy:
 
 
 def plan_of(spans: Spans = ((0, LONG),), bound: float = 2.0, sampling: str = "poisson", **given: Any) -> Plan:
+    """A plan with noise on these stretches of the flat vector: one tensor for each, and one for what lies between."""
     weights = np.random.default_rng(1).uniform(0.5, 1.0, 50)
     kind = Sampling.model_validate({"kind": sampling, "cohort": 10})
-    return make_plan(partial(**given), kind, weights / weights.sum(), bound, 10, 0, spans=spans)
+    names, sizes, end = [], [], 0
+    for start, stop in spans:
+        names += [f"quiet {end}", f"noisy {start}"]
+        sizes += [start - end, stop - start]
+        end = stop
+    return make_plan(
+        partial(**{"tensors": ["noisy *"] if spans else [], **given}), kind, weights / weights.sum(), bound, 10, 0,
+        names=names, sizes=sizes,
+    )  # fmt: skip
 
 
 def released(plan: Plan, size: int, step: int = 0) -> tuple[Tensor, float]:
     total = torch.ones(size, dtype=torch.float64)
-    length = plan.release(total, plan.event, np.arange(4), step, 0, {})
+    length = plan.mechanism.release(total, Occasion(plan.event, np.arange(4), step, 0, {}))
     assert length is not None
     return total - 1, length
 
@@ -83,35 +95,35 @@ def problems(*sets: str) -> str:
 def test_patterns_name_the_tensors_that_get_noise_or_the_others(
     patterns: list[str], all_but: bool, spans: Spans
 ) -> None:
-    assert spans_of(partial(tensors=patterns, all_but=all_but), LAYOUT) == spans
+    assert spans_of(partial(tensors=patterns, all_but=all_but), LAYOUT.names, LAYOUT.sizes) == spans
 
 
 @given(st.sets(st.sampled_from(LAYOUT.names), min_size=1, max_size=3))
 def test_some_tensors_and_all_but_these_are_the_whole_model_once(chosen: set[str]) -> None:
-    both = [s for flag in (False, True) for s in spans_of(partial(tensors=sorted(chosen), all_but=flag), LAYOUT)]
+    both = [
+        s
+        for flag in (False, True)
+        for s in spans_of(partial(tensors=sorted(chosen), all_but=flag), LAYOUT.names, LAYOUT.sizes)
+    ]
     assert sorted(i for start, end in both for i in range(start, end)) == list(range(LAYOUT.size))
 
 
 @pytest.mark.parametrize("all_but", [False, True])
 def test_a_pattern_that_matches_no_tensor_is_an_error_that_names_some(all_but: bool) -> None:
     with pytest.raises(UserError, match=r"no tensor of the model matches '\*\.mpl\.\*'; there are 4, for example conv"):
-        spans_of(partial(tensors=["*.ln1.*", "*.mpl.*"], all_but=all_but), LAYOUT)
+        spans_of(partial(tensors=["*.ln1.*", "*.mpl.*"], all_but=all_but), LAYOUT.names, LAYOUT.sizes)
 
 
 def test_all_but_everything_is_an_error() -> None:
     with pytest.raises(UserError, match="none is left for noise"):
-        spans_of(partial(all_but=True), LAYOUT)
-
-
-def test_other_mechanisms_have_no_spans() -> None:
-    assert spans_of(Privacy(mechanism="gaussian", noise_multiplier=1, delta=1e-5), LAYOUT) == ()
+        spans_of(partial(all_but=True), LAYOUT.names, LAYOUT.sizes)
 
 
 def test_the_noisy_coordinates_of_each_tensor_are_counted() -> None:
-    plan = plan_of(spans_of(partial(tensors=["*.ln1.*"]), LAYOUT))
-    assert plan.noisy_sizes(LAYOUT.sizes) == [0, 3, 0, 3]
+    plan = plan_of(spans_of(partial(tensors=["*.ln1.*"]), LAYOUT.names, LAYOUT.sizes))
+    assert plan.mechanism.noisy_sizes(LAYOUT.sizes) == [0, 3, 0, 3]
     whole = make_plan(Privacy(), Sampling(cohort=5), np.full(10, 0.1), 1.0, 3, 0)
-    assert whole.noisy_sizes(LAYOUT.sizes) == LAYOUT.sizes
+    assert whole.mechanism.noisy_sizes(LAYOUT.sizes) == LAYOUT.sizes
 
 
 # How much
@@ -125,7 +137,7 @@ def test_noise_has_the_scale_asked_for_in_the_spans_and_is_exactly_zero_elsewher
     inside = torch.zeros_like(noise, dtype=torch.bool)
     for start, end in spans:
         inside[start:end] = True
-        expected = 1.5 * 2.0 * plan.reach
+        expected = 1.5 * 2.0 * plan.mechanism.reach
         assert float(noise[start:end].std()) == pytest.approx(expected, rel=CLOSE)
         assert abs(float(noise[start:end].mean())) < 4 * expected / math.sqrt(LONG)
     assert not bool(noise[~inside].any())
@@ -164,22 +176,24 @@ def test_the_other_tensors_get_their_share_of_the_same_noise() -> None:
     for start, end in ((0, 100), (300, 900)):
         assert torch.allclose(some[start:end], everything[start:end] / 2, rtol=1e-6, atol=0)
     assert length == pytest.approx(float(some.norm()), rel=1e-6)
-    assert plan.noisy_sizes([100, 200, 700]) == [25.0, 200.0, 250.0]
+    assert plan.mechanism.noisy_sizes([100, 200, 700]) == [25.0, 200.0, 250.0]
 
 
 # What it promises: nothing
 
 
 def test_the_event_has_no_noise_in_it_and_epsilon_is_infinite() -> None:
-    for plan in (plan_of(), plan_of(delta=1e-5)):
-        assert plan.event.noise_multiplier == plan.event_at(3.0).noise_multiplier == 0
-        assert not plan.event.private
-        assert plan.epsilon(1) == plan.epsilon_so_far(1) == math.inf
+    plan = plan_of()
+    assert plan.event.noise_multiplier == plan.mechanism.event_at(0, 3.0).noise_multiplier == 0
+    assert not plan.event.private
+    assert plan.epsilon(1) == plan.epsilon_so_far(1) == math.inf
+    with_delta = replace(plan, delta=1e-5)
+    assert with_delta.epsilon(1) == with_delta.epsilon_so_far(1) == math.inf
 
 
 def test_a_run_says_everywhere_that_there_is_no_guarantee(tmp_path: Path, command: Command, no_figures: None) -> None:
     out = tmp_path / "run"
-    summary = folder.train(digits(PARTIAL), out, quiet=True)
+    summary = folder.train(digits(PARTIAL), out, quiet=True, page=write_report)
     assert (summary["epsilon"], summary["delta"], summary["mechanism"]) == (None, None, "partial")
     records = [json.loads(line) for line in (out / folder.METRICS).read_text().splitlines()]
     assert [record["epsilon"] for record in records] == [None] * 3
@@ -261,9 +275,9 @@ def test_a_plan_refuses_what_a_recipe_would() -> None:
         {"spans": ()}, {"trust": "local"}, {"source": "system"}, {"noise_multiplier": None}, {"bound": math.inf},
     )  # fmt: skip
     for change in wrong:
-        with pytest.raises(UserError, match=r"partial|system|bound"):
+        with pytest.raises(UserError, match=r"partial|system|bound|exactly one of noise_multiplier"):
             plan_of(**change)
     with pytest.raises(UserError, match="cyclic"):
         plan_of(sampling="cyclic")
     with pytest.raises(UserError, match="adaptive"):
-        make_plan(partial(), Sampling(cohort=5), np.full(10, 0.1), 1.0, 3, 0, Adaptive(), 1, ((0, 5),))
+        make_plan(partial(), Sampling(cohort=5), np.full(10, 0.1), 1.0, 3, 0, follows="quantile", counters=1)

@@ -20,16 +20,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from confide import recipe
+from confide.build import make_loop
 from confide.convex.quadratics import Quadratics
 from confide.errors import UserError
 from confide.privacy import noise
 from confide.privacy.events import Sampler
 from confide.privacy.gaussian import Address
-from confide.privacy.ledger import Ledger
+from confide.privacy.mechanisms import Occasion, Privacy
 from confide.privacy.noise import Placement
-from confide.privacy.plan import CURVE_POINTS, Plan, Privacy, make_plan
+from confide.privacy.plan import CURVE_POINTS, Plan, make_plan
 from confide.privacy.sampling import Sampling
-from confide.run import Loop, make_loop
+from confide.run import Loop
 
 torch.set_num_threads(1)
 
@@ -76,7 +77,9 @@ def plan_of(
 
 def drawn(plan: Plan, cohort: np.ndarray, step: int = 0, attempt: int = 0, size: int = LONG) -> Tensor:
     total = torch.zeros(size, dtype=torch.float64)
-    length = plan.release(total, plan.event, cohort, step, attempt, plan.noise_memory(total))
+    length = plan.mechanism.release(
+        total, Occasion(plan.event, cohort, step, attempt, plan.mechanism.start_memory(total))
+    )
     assert length is not None
     return total
 
@@ -146,7 +149,7 @@ def test_uniform_weights_have_the_sensitivity_of_an_average() -> None:
 
 
 def loop_of(*overrides: str, name: str = "convex/quadratics") -> Loop:
-    return make_loop(recipe.load(name, overrides), lambda header: Ledger.create(None, header))
+    return make_loop(recipe.load(name, overrides))
 
 
 QUADRATICS = ("task.users=30", "task.dimension=12", "task.rank=4", "sampling.kind=poisson", "sampling.cohort=10")
@@ -231,8 +234,8 @@ def test_an_empty_cohort_leaves_only_the_noise() -> None:
     while len(loop.plan.cohort(state.step)):
         loop.step(state)
     step = state.step
-    record = loop.step(state)
-    assert (record["cohort"], record["signal"]) == (0, 0.0)
+    made = loop.step(state)
+    assert (made.tally.users, made.signal.norm) == (0, 0.0)
     assert torch.equal(loop.total, drawn(loop.plan, np.array([], dtype=np.int64), step, size=12))
 
 
@@ -299,14 +302,14 @@ def test_noise_has_the_type_and_shape_of_the_sum(dtype: torch.dtype, place: Plac
     total, again = torch.full((17,), 1000.0, dtype=dtype), torch.zeros(17, dtype=dtype)
     plan = plan_of(uniform(10), 5, placement=place)
     for vector in (total, again):
-        plan.release(vector, plan.event, np.arange(4), 0, 0, {})
+        plan.mechanism.release(vector, Occasion(plan.event, np.arange(4), 0, 0, {}))
     torch.testing.assert_close(total, again + 1000.0, rtol=1e-6, atol=0, msg="it is added to what is there")
 
 
 def test_without_a_mechanism_there_is_no_noise_and_no_guarantee() -> None:
     plan = make_plan(Privacy(), Sampling(cohort=5), uniform(10), 1.0, 10, 0)
     total = torch.zeros(3)
-    assert plan.release(total, plan.event, np.arange(5), 0, 0, {}) is None
+    assert plan.mechanism.release(total, Occasion(plan.event, np.arange(5), 0, 0, {})) is None
     assert not bool(total.any())
     assert plan.epsilon(1) == math.inf
     with_delta = make_plan(Privacy(delta=1e-5), Sampling(cohort=5), uniform(10), 1.0, 10, 0)
@@ -405,19 +408,19 @@ def test_a_cohort_larger_than_the_population_is_refused() -> None:
 
 
 def test_noise_without_a_bound_or_a_delta_is_refused() -> None:
-    with pytest.raises(UserError, match=r"a bound and privacy\.delta"):
+    with pytest.raises(UserError, match=r"noise protects nobody unless every update is bounded"):
         plan_of(uniform(100), 10, bound=math.inf)
-    with pytest.raises(UserError, match=r"a bound and privacy\.delta"):
+    with pytest.raises(UserError, match=r"privacy\.delta: required with noise"):
         plan_of(uniform(100), 10, delta=None)
 
 
 def test_noise_of_no_size_is_refused() -> None:
-    with pytest.raises(UserError, match="needs target_epsilon, noise_multiplier or noise_scale"):
+    with pytest.raises(UserError, match="exactly one of target_epsilon, noise_multiplier and noise_scale"):
         make_plan(Privacy(mechanism="gaussian", delta=1e-5), Sampling(cohort=5), uniform(10), 1.0, 10, 0)
 
 
 def test_a_fixed_cohort_refuses_pld() -> None:
-    with pytest.raises(UserError, match="no proof for a cohort of fixed size"):
+    with pytest.raises(UserError, match="no proof for cohorts of fixed size"):
         plan_of(uniform(100), 10, kind="fixed", accountant="pld")
 
 

@@ -22,8 +22,8 @@ from confide.recipe import Recipe
 from confide.report.figures.layer import draw_layers
 from confide.report.layers import Layers, depth, kind, over_steps, read_layers
 from confide.report.page import write_report
-from confide.run import simulate
 from confide.runs import folder
+from confide.runs.simulation import simulate
 from confide.speech.model import ModelSettings, parameter_shapes
 
 torch.set_num_threads(1)

@@ -174,23 +174,24 @@ def test_the_speakers_can_be_sorted_and_found(page: Path, browser: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("sets", "change", "said"),
     [
-        ({"mechanism": "none", "epsilon": None}, "nothing to extrapolate"),
-        ({"trust": "local"}, "own noise"),
-        ({"mechanism": "banded", "sampler": "cyclic"}, "Not extrapolated"),
-        ({"noise_multiplier": 1e-7}, "Cannot be extrapolated"),
+        (["privacy={}"], {"epsilon": None}, "nothing to extrapolate"),
+        (["privacy.trust=local"], {}, "own noise"),
+        (["privacy.trust=distributed"], {}, "distributed trust"),
+        (["privacy.mechanism=banded", "sampling.kind=cyclic"], {"sampler": "cyclic"}, "Not extrapolated for banded"),
+        ([], {"noise_multiplier": 1e-7}, "Cannot be extrapolated"),
     ],
 )
-def test_where_no_population_can_be_named_the_page_says_why(change: dict[str, Any], said: str) -> None:
-    found = headline.enough({**SUMMARY, **change})
+def test_where_no_population_can_be_named_the_page_says_why(sets: list[str], change: dict[str, Any], said: str) -> None:
+    found = headline.enough(recipe.load("convex/digits", sets), {**SUMMARY, **change})
     assert isinstance(found, str)
     assert said in found
 
 
 def test_the_population_that_is_named_is_enough_and_not_far_too_large() -> None:
     small = {**SUMMARY, "noise_multiplier": 0.05, "cohort": 16, "population": 60, "steps": 50}
-    found = headline.enough(small)
+    found = headline.enough(recipe.load("convex/digits"), small)
     assert isinstance(found, planner.Point)
     assert found.spent("pld") <= headline.TARGET
     assert found.noise_multiplier / found.cohort == pytest.approx(0.05 / 16)
@@ -200,7 +201,9 @@ def test_the_population_that_is_named_is_enough_and_not_far_too_large() -> None:
 
 
 def test_a_run_that_is_private_enough_needs_no_more_users() -> None:
-    assert headline.enough({**SUMMARY, "noise_multiplier": 5.0}) == planner.Point(5.0, 1024, 34_753, 2000, 1e-9)
+    assert headline.enough(recipe.load("convex/digits"), {**SUMMARY, "noise_multiplier": 5.0}) == planner.Point(
+        5.0, 1024, 34_753, 2000, 1e-9
+    )
 
 
 @given(st.floats(0, 1000), st.floats(1e-12, 1e-3))
@@ -219,7 +222,7 @@ def test_distributed_trust_is_not_said_to_hide_the_cohort_from_the_server(tmp_pa
     pages = {}
     for trust in ("central", "distributed"):
         wanted = recipe.load("convex/digits", ["run.steps=5", f"privacy.trust={trust}"])
-        folder.train(wanted, tmp_path / trust, quiet=True)
+        folder.train(wanted, tmp_path / trust, quiet=True, page=write_report)
         pages[trust] = (tmp_path / trust / "report.html").read_text()
     spent = folder.check_ledger(tmp_path / "distributed")
     assert f"epsilon {shown(spent['epsilon_server'])} against the server" in pages["distributed"]

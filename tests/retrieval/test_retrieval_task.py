@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from confide.build import user_weights
 from confide.errors import Stopped, UserError
 from confide.federated.local import LocalTraining, PlainTrainer
 from confide.federated.parameters import Layout, flatten
@@ -24,8 +25,8 @@ from confide.retrieval.metrics import ranks_from_scores, summarise
 from confide.retrieval.search import training_logits
 from confide.retrieval.settings import RetrievalSettings
 from confide.retrieval.task import Retrieval
-from confide.run import simulate, user_weights
 from confide.runs import folder
+from confide.runs.simulation import simulate
 
 pytestmark = pytest.mark.usefixtures("no_figures_here")
 DATA = {"kind": "embedded", "documents": 6, "queries_per_document": 6, "households": 3}

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from confide.errors import UserError
+from confide.federated.state import State
 from confide.runs import checkpoint
-from confide.runs.checkpoint import State
 
 
 def a_state(step: int = 4) -> State:

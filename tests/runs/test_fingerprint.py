@@ -119,15 +119,16 @@ def test_a_run_does_not_go_on_with_other_code_of_a_recipes_function(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: str
 ) -> None:
     """The same noise on what other code bounds would give the difference away."""
-    from confide.runs.fingerprint import of_code
+    from confide.build import code_digests
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     rule = tmp_path / "a_rule_to_change.py"
     rule.write_text("def f(norms, bounds):\n    return bounds / norms\n")
     import_module("a_rule_to_change")
-    before = of_code({"bounding.function": "a_rule_to_change:f", "task.factory": None})
+    recipe = load(tiny, ["bounding={rule: python, function: a_rule_to_change:f, bound: 1}"])
+    before = code_digests(recipe)
     rule.write_text("def f(norms, bounds):\n    return norms\n")
-    after = of_code({"bounding.function": "a_rule_to_change:f", "task.factory": None})
+    after = code_digests(recipe)
     assert list(before) == list(after) == ["the code of bounding.function"]
     assert before != after

@@ -24,8 +24,8 @@ from confide.federated.local import LocalTraining, PlainTrainer
 from confide.federated.parameters import Layout, flatten
 from confide.randomness import generator
 from confide.recipe import Recipe, parse
-from confide.run import simulate
 from confide.runs import folder
+from confide.runs.simulation import simulate
 from confide.speech.corpus import counted
 from confide.speech.settings import SpeechSettings
 from confide.speech.task import Speech

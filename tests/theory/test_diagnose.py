@@ -17,11 +17,12 @@ from confide.federated.bounding import Bounding, bounder
 from confide.federated.local import LocalTraining
 from confide.federated.optimisers import Lamb, Lars, Sgd, init
 from confide.federated.parameters import Layout, flatten
-from confide.privacy.plan import Privacy, make_plan
+from confide.federated.state import State
+from confide.privacy.mechanisms import Privacy
+from confide.privacy.plan import make_plan
 from confide.privacy.sampling import Sampling
 from confide.recipe import load, parse
 from confide.runs import checkpoint, folder
-from confide.runs.checkpoint import State
 from confide.theory import measure as measuring
 from confide.theory.diagnose import diagnose
 from confide.theory.measure import Measured, measure

@@ -26,8 +26,8 @@ def main() -> None:
     options.add_argument("--parameters", type=int)
     given = options.parse_args()
     gate = Gate()
+    from confide.build import make_loop
     from confide.privacy.ledger import Ledger
-    from confide.run import make_loop
 
     make = {"A": recipes.mlp, "B": recipes.speech, "C": recipes.vector}[given.workload]
     more: dict[str, Any] = {n: getattr(given, n) for n in ("cohort", "users", "parameters") if getattr(given, n)}
@@ -48,7 +48,7 @@ def main() -> None:
         times, central = [time.perf_counter()], state.parameters
         norms = loop.layout.difference(central, trainer.plain.theta, trainer.plain.theta)
         update = PlainUpdate(trainer.plain.theta, loop.layout, norms[None], torch.zeros(1))
-        update.weighted_sum(loop.bounder.factors(update.norms), loop.total)
+        update.weighted_sum(loop.bounds.bounder.factors(update.norms), loop.total)
         times.append(time.perf_counter())
         loop.plan.source.add(loop.total, 1.0, Address(state.step, purpose="bench"))
         times.append(time.perf_counter())

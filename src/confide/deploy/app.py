@@ -32,6 +32,7 @@ from confide.errors import UserError
 from confide.federated.task import Task
 from confide.privacy.plan import Plan
 from confide.recipe import Recipe, load
+from confide.report.page import write_report
 from confide.runs import folder
 
 server = ServerApp()
@@ -57,9 +58,9 @@ def main(grid: Grid, context: Context) -> None:
     deployed = folder.Deployed(server_task(wanted, int(config["users"])), engine)
     begun = time.monotonic()
     if (out / folder.RECIPE).exists():
-        folder.resume(out, quiet=True, deployed=deployed)
+        folder.resume(out, quiet=True, deployed=deployed, page=write_report)
     else:
-        folder.train(wanted, out, quiet=True, deployed=deployed)
+        folder.train(wanted, out, quiet=True, deployed=deployed, page=write_report)
     print(f"{out}: {folder.summary_of(out)['metrics']} in {time.monotonic() - begun:.1f} s")
 
 

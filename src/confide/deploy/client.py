@@ -23,7 +23,7 @@ from confide.federated.cohort import PartTrainer, Tally
 from confide.federated.local import LocalTraining, Updates
 from confide.federated.parameters import Layout, all_finite, flatten
 from confide.federated.task import Task
-from confide.privacy.trust.own_noise import OwnNoise, noisy_share, share_scale
+from confide.privacy.trust.own_noise import OwnNoise, OwnTerms, noisy_share, share_scale
 from confide.privacy.trust.secure import KEYS, MASKED, SHARES, UNMASK, Session, clamp, ring_for
 from confide.privacy.trust.secure_sum import Vector
 from confide.recipe import Recipe
@@ -98,7 +98,8 @@ class Member:
         self.adapts = recipe.bounding.adaptive is not None  # with central trust only, as the recipe ensures
         self.trust, self.sessions = recipe.privacy.trust, dict[int, Session]()
         private = recipe.privacy.mechanism != "none" and self.trust != "central"
-        self.noise = OwnNoise(recipe, rule.sensitivity, state) if private else None
+        terms = OwnTerms(recipe.privacy, recipe.sampling, recipe.run.steps, recipe.run.seed, recipe.digest)
+        self.noise = OwnNoise(terms, rule.sensitivity, state) if private else None
         weights = np.zeros(max(users) + 1)  # each user's comes with the question
         self.trainer = PartTrainer(task, layout, recipe.local, rule, weights, recipe.run.seed, like)
 

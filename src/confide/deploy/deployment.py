@@ -26,12 +26,12 @@ from confide.deploy.rounds import Books
 from confide.engines.engine import Abandoned, Engine
 from confide.errors import UserError
 from confide.federated.bounding import bounder
-from confide.federated.car_adaptive import CarAdaptive
 from confide.federated.custom import PythonTaskSettings
 from confide.federated.parameters import Layout, flatten
 from confide.federated.task import Task
 from confide.privacy.plan import Plan
 from confide.recipe import Recipe
+from confide.report.page import write_report
 from confide.runs import folder
 
 LOG = "superlink.log"
@@ -76,8 +76,8 @@ def serve(
     begun = (out / folder.RECIPE).exists() and not (out / folder.SUMMARY).exists()
     try:
         if begun and folder.held_recipe(out).digest == wanted.digest:
-            return folder.resume(out, quiet=quiet, deployed=deployed)
-        return folder.train(wanted, out, quiet=quiet, deployed=deployed)
+            return folder.resume(out, quiet=quiet, deployed=deployed, page=write_report)
+        return folder.train(wanted, out, quiet=quiet, deployed=deployed, page=write_report)
     except Abandoned as too_few:
         raise UserError(
             f"{too_few}. The run was stopped and can go on with the same command, when more clients are there or with "
@@ -124,26 +124,11 @@ def server_task(wanted: Recipe, population: int) -> Task:
 
 
 def check_deployable(wanted: Recipe) -> None:
-    """What cannot be kept when users are elsewhere."""
-    if wanted.privacy.mechanism == "partial":
-        raise UserError("privacy.mechanism=partial is an analysis without a guarantee; it is not for a deployment")
-    if isinstance(wanted.bounding.adaptive, CarAdaptive):
-        raise UserError(
-            "bounding.adaptive.kind=car: needs every client's raw norm at the server and has no guarantee; it is for "
-            "simulation. Use kind: quantile, or a fixed bound with trust: local"
-        )
-    if wanted.privacy.trust == "central" and wanted.privacy.placement == "client":
-        raise UserError(
-            "privacy.placement=client with trust=central: the server would add the clients' noise for them; use "
-            "placement: sum, trust: distributed or trust: local"
-        )
-    if wanted.privacy.trust == "distributed" and (
-        wanted.users.weights != "uniform" or wanted.privacy.noise_scale is not None
-    ):
-        raise UserError(
-            "privacy.trust=distributed: a client's share of the noise is made for uniform weights and for "
-            "noise_multiplier or target_epsilon; leave users.weights and privacy.noise_scale out"
-        )
+    """Refuse what cannot be kept when users are elsewhere."""
+    kind = folder.mechanism_for(wanted)
+    problems = kind.deployed_refusals(wanted.asked())
+    if problems:
+        raise UserError("; ".join(problems))
 
 
 def _warn(wanted: Recipe, hosting: Hosting) -> None:

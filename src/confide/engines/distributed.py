@@ -33,6 +33,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from itertools import islice
 
@@ -43,6 +44,8 @@ from torch import Tensor
 
 from confide.engines import ranks
 from confide.engines.costs import deal, expected_costs
+from confide.engines.engine import Traits
+from confide.engines.environment import environment
 from confide.engines.processes import LINE, WorkerFailed
 from confide.engines.ranks import Answer, LostRank, Place, together
 from confide.errors import UserError
@@ -53,7 +56,7 @@ _TRAIN, _END = 1, 0
 
 
 @dataclass(frozen=True)
-class Job:
+class RankStep:
     """One central step as every rank knows it."""
 
     step: int
@@ -62,7 +65,7 @@ class Job:
     bounds: Tensor | None
 
 
-class Member:
+class RankTrainer:
     """What all ranks do alike: train their parts of a step, and sum."""
 
     def __init__(self, trainer: PartTrainer, here: Place) -> None:
@@ -92,7 +95,7 @@ class Member:
         """Runs of consecutive parts that the slots of all ranks can hold, about equally long."""
         return np.array_split(np.arange(count), -(-count // (self.here.ranks * self.slots))) if count else []
 
-    def train(self, central: Tensor, job: Job) -> tuple[Tally, np.ndarray, int | None]:
+    def train(self, central: Tensor, job: RankStep) -> tuple[Tally, np.ndarray, int | None]:
         """Add the cohort up into the slices; also the seconds of each part, and a rank that failed, if one did."""
         tally, seconds, when = Tally(), np.zeros(len(job.parts)), f"in central step {job.step + 1}"
         raw = self.trainer.bounder.per_user
@@ -112,7 +115,7 @@ class Member:
                 self._add(owners)
         return tally, seconds, None
 
-    def _train_mine(self, central: Tensor, job: Job, mine: np.ndarray) -> list[list[float]]:
+    def _train_mine(self, central: Tensor, job: RankStep, mine: np.ndarray) -> list[list[float]]:
         """A row for each of my parts, in order: whether it failed, seconds, tally. The sums are in the slots."""
         done: list[list[float]] = []
         self.failure = None
@@ -163,13 +166,15 @@ class Member:
 class Distributed:
     """Engine of rank 0."""
 
+    traits = Traits()
+
     def __init__(self, recipe_json: str, trainer: PartTrainer, here: Place) -> None:
         self.here, self.in_step = here, False
         ranks.call(recipe_json)
         _check(ranks.ready(here.ranks), fingerprint(trainer))
         ranks.begin()
         ranks.join(here, trainer.device)
-        self.member = Member(trainer, here)
+        self.member = RankTrainer(trainer, here)
         self.costs = expected_costs(trainer.task, trainer.local)
         self.spent = np.zeros((2, here.ranks))  # costs and seconds of each rank so far
 
@@ -185,7 +190,7 @@ class Distributed:
         with together(when):
             _send(step, cohort, owners, bounds)
             here = self.member.receive(central)
-        tally, seconds, failed = self.member.train(here, Job(step, work, owners, bounds))
+        tally, seconds, failed = self.member.train(here, RankStep(step, work, owners, bounds))
         if failed is not None:
             self.in_step = False  # everybody has left the step at the same place
             raise self._failure(failed)
@@ -218,18 +223,18 @@ class Distributed:
         return _error(ranks.fault(rank))
 
 
-def follow(here: Place) -> int:
-    """The life of any other rank; its exit code. It says nothing but that somebody was lost."""
+def follow(here: Place, make: Callable[[str, torch.device], PartTrainer]) -> int:
+    """The life of any other rank; its exit code. It says nothing but that somebody was lost.
+
+    `make` builds the trainer from the recipe that rank 0 sends, on this rank's device.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is rank 0's to handle
     torch.set_num_threads(1)
-    from confide.recipe import Recipe
-    from confide.run import make_trainer
-
     recipe_json = ranks.called(here)
     if recipe_json is None:
         return 0
     try:
-        trainer = make_trainer(Recipe.model_validate_json(recipe_json), ranks.device())
+        trainer = make(recipe_json, ranks.device())
         ranks.say_ready(Answer(here.rank, fingerprint(trainer)))
     except Exception as error:
         ranks.say_ready(_answer(here.rank, error))
@@ -238,7 +243,7 @@ def follow(here: Place) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 saves, and then sends everybody home
     try:
         ranks.join(here, trainer.device)
-        member = Member(trainer, here)
+        member = RankTrainer(trainer, here)
         while (job := _receive(member)) is not None:
             with together(f"in central step {job.step + 1}"):
                 central = member.receive(None)
@@ -253,8 +258,6 @@ def follow(here: Place) -> int:
 
 def fingerprint(trainer: PartTrainer) -> str:
     """What ranks must have in common for the sum to be one process's: machine, versions, model and users."""
-    from confide.run import environment
-
     users = hashlib.sha256(np.ascontiguousarray(trainer.task.examples).tobytes()).hexdigest()[:16]
     model = hashlib.sha256(repr((trainer.layout.names, trainer.layout.shapes)).encode()).hexdigest()[:16]
     found = f"processor and versions {environment()}, users {users}, model {model}"
@@ -291,7 +294,7 @@ def _send(step: int, cohort: np.ndarray, owners: np.ndarray, bounds: Tensor | No
     dist.broadcast(torch.cat(numbers), src=0)
 
 
-def _receive(member: Member) -> Job | None:
+def _receive(member: RankTrainer) -> RankStep | None:
     header = torch.empty(5, dtype=torch.int64)
     with together("between two central steps"):
         dist.broadcast(header, src=0)
@@ -302,7 +305,7 @@ def _receive(member: Member) -> Job | None:
         dist.broadcast(numbers, src=0)
     cohort, owners, bounds = torch.split(numbers, sizes)
     limits = bounds.view(torch.float64) if len(bounds) else None
-    return Job(step, list(parts(cohort.numpy(), member.part_size)), owners.numpy(), limits)
+    return RankStep(step, list(parts(cohort.numpy(), member.part_size)), owners.numpy(), limits)
 
 
 def _places(owners: np.ndarray) -> list[tuple[int, int]]:

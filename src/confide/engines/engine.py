@@ -12,19 +12,9 @@ from torch import Tensor
 from confide.federated.cohort import PartTrainer, Tally, parts
 
 
-class Engine(Protocol):
-    def train(
-        self, central: Tensor, cohort: np.ndarray, step: int, total: Tensor, bounds: Tensor | None = None
-    ) -> Tally:
-        """Write sum_k w_k bound(delta_k) over the cohort into `total`, with these bounds if they adapt."""
-        ...
-
-    def close(self) -> None: ...
-
-
 @dataclass(frozen=True)
 class Traits:
-    """What the loop has to know of an engine. One that does not say has these."""
+    """What the loop has to know of an engine."""
 
     repeatable: bool = True
     """Whether a step that is made again gives the same sum, bit for bit. If not, each time is a release of its own."""
@@ -34,8 +24,17 @@ class Traits:
     """How often a step is tried when too few users answer."""
 
 
-def traits(engine: Engine) -> Traits:
-    return getattr(engine, "traits", Traits())
+class Engine(Protocol):
+    @property
+    def traits(self) -> Traits: ...
+
+    def train(
+        self, central: Tensor, cohort: np.ndarray, step: int, total: Tensor, bounds: Tensor | None = None
+    ) -> Tally:
+        """Write sum_k w_k bound(delta_k) over the cohort into `total`, with these bounds if they adapt."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class Abandoned(Exception):
@@ -44,6 +43,8 @@ class Abandoned(Exception):
 
 class InProcess:
     """One part after the other, here."""
+
+    traits = Traits()
 
     def __init__(self, trainer: PartTrainer) -> None:
         self.trainer = trainer

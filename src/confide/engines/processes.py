@@ -1,6 +1,6 @@
 """The cohort over several processes of one thread each, with the very result of one process.
 
-Workers build the task from the recipe themselves and share two kinds of memory with the parent: the central model, and
+Workers build the task themselves and share two kinds of memory with the parent: the central model, and
 a few slots, each for the sum of one part. Parts go to whichever worker is free, those that are expected to take longest
 first; their sums are added in the order of the parts, so the model does not depend on the number of workers, on their
 speed or on the schedule. A sum that comes before its turn waits in its slot and its worker goes on with another part:
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Callable
 from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -24,7 +25,8 @@ import torch.multiprocessing
 from torch import Tensor
 
 from confide.engines.costs import Costs, LongestFirst
-from confide.federated.cohort import Tally, parts
+from confide.engines.engine import Traits
+from confide.federated.cohort import PartTrainer, Tally, parts
 
 _SLOTS_PER_WORKER, _SLOT_BYTES = 16, 1 << 27
 LINE = 64
@@ -36,9 +38,13 @@ class WorkerFailed(RuntimeError):
 
 
 class Processes:
-    """Engine over `workers` spawned processes."""
+    """Engine over `workers` spawned processes. `make` builds the trainer of one, and has to be importable there."""
 
-    def __init__(self, recipe_json: str, workers: int, like: Tensor, part_size: int, costs: Costs) -> None:
+    traits = Traits()
+
+    def __init__(
+        self, make: Callable[[], PartTrainer], workers: int, like: Tensor, part_size: int, costs: Costs
+    ) -> None:
         self.part_size, self.costs, self.size = part_size, costs, like.numel()
         context = torch.multiprocessing.get_context("spawn")
         self.central = _shared(like)
@@ -50,7 +56,7 @@ class Processes:
         self.processes: list[BaseProcess] = []
         for _ in range(workers):
             mine, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(recipe_json, theirs, self.central, self.sums), daemon=True)
+            process = context.Process(target=_work, args=(make, theirs, self.central, self.sums), daemon=True)
             process.start()
             theirs.close()
             self.pipes.append(mine)
@@ -122,17 +128,14 @@ def _shared(like: Tensor) -> Tensor:
     return torch.empty_like(like).share_memory_()  # type: ignore[no-untyped-call,no-any-return]
 
 
-def _work(recipe_json: str, pipe: Connection[Any, Any], central: Tensor, sums: Tensor) -> None:
+def _work(make: Callable[[], PartTrainer], pipe: Connection[Any, Any], central: Tensor, sums: Tensor) -> None:
     """A worker's life: take users, train them, leave their sum in shared memory, say how it went."""
     import traceback
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     torch.set_num_threads(1)
-    from confide.recipe import Recipe
-    from confide.run import make_trainer
-
     try:
-        trainer = make_trainer(Recipe.model_validate_json(recipe_json))
+        trainer = make()
     except Exception:
         pipe.send_bytes(json.dumps({"error": traceback.format_exc()}).encode())
         return

@@ -1,26 +1,8 @@
-"""Bounding one user's update to sensitivity C (PFL-ASR Definition 3 and appendix H.5; NORM eqs 4 and 12).
+"""Bounding one user's update to sensitivity C: how C is split over the tensors, and a rule made ready for a model.
 
-Every rule is a function of the norms of an update's tensors and answers with one factor per tensor, so the same
-few lines serve an update that lies in memory and one that is only known through its factors. The sensitivity
-comes from the same object; the noise takes its scale from nowhere else.
-
-| rule                | factor of tensor h                      | norm of what is sent          |
-|---------------------|-----------------------------------------|-------------------------------|
-| clip                | min(1, C / norm)                        | at most C                     |
-| per_layer_clip      | min(1, C_h / norm_h)                    | at most C                     |
-| normalise           | C / norm                                | C; a zero update stays zero   |
-| per_layer_normalise | C_h / norm_h if norm > C, otherwise 1   | at most C                     |
-| python              | f(norms), and all of it min(1, C / norm) | at most C, whatever f answers |
-| none                | 1                                       | not bounded: no guarantee     |
-
-With `adaptive`, the bounds of the two clip rules follow a quantile of the users' norms: after every step
-
-    C <- C exp(-eta (b - gamma)),
-
-where b is the released share of users whose norm was at most C (Andrew et al. 2021, "Differentially private learning
-with adaptive clipping", eq. 3 and Algorithm 1); per layer, each C_h has a counter of its own. The counts are released
-with noise by the plan, which charges for them. `kind: car` is CAR's moving average of raw norms instead: a bound for
-every user, its own noise, and no formal guarantee (see `car_adaptive`).
+The rules themselves are in `confide.federated.rules`, and how bounds move from step to step in
+`confide.federated.bounds`. The sensitivity comes from the same object as the factors; the noise takes its scale from
+nowhere else.
 
 C_h is C / sqrt(H) ("uniform"), C sqrt(d_h / sum d) ("dim"), C sqrt(a_h d_h / sum a d) ("weighted"), or one of two that
 the papers do not have; every split has the same noise and the same guarantee, since the squares sum to C^2:
@@ -49,18 +31,22 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor
 
-from confide.errors import UserError
 from confide.federated.car_adaptive import CarAdaptive
 from confide.federated.named import NAMED, imported
 from confide.federated.parameters import Layout
+from confide.federated.rules import NONE, PYTHON, RULES, of_function, ratio
 
 ROUNDING = 1.0 - 1e-6
+if TYPE_CHECKING:
+    Name = str
+else:
+    Name = Literal[tuple(RULES)]
 
 
 class Adaptive(BaseModel):
@@ -81,7 +67,7 @@ class Bounding(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    rule: Literal["clip", "per_layer_clip", "normalise", "per_layer_normalise", "python", "none"] = Field(
+    rule: Name = Field(
         "clip", description="which rule bounds a user's update; python: a function of yours, held to the bound"
     )
     function: Annotated[str, Field(pattern=NAMED)] | None = Field(
@@ -115,7 +101,34 @@ class Bounding(BaseModel):
 
     @property
     def per_layer(self) -> bool:
-        return self.rule.startswith("per_layer")
+        return RULES[self.rule].per_layer
+
+    @property
+    def follows(self) -> str | None:
+        """What the bound follows from step to step; none if it stays."""
+        return None if self.adaptive is None else self.adaptive.kind
+
+    def problems(self) -> list[str]:
+        """What contradicts itself in this section."""
+        problems, follows = [], self.follows
+        if self.rule != NONE and self.bound is None:
+            problems.append(f"bounding.bound: required with rule {self.rule}, a number above 0")
+        if (self.rule == PYTHON) != (self.function is not None):
+            problems.append("bounding.function: required by rule python, module:function, and only used by it")
+        if follows is not None and follows not in RULES[self.rule].follows:
+            problems.append(
+                f"bounding.adaptive.kind=car: a client has one bound; use rule: clip, not {self.rule}"
+                if follows == "car"
+                else f"bounding.adaptive: only clip and per_layer_clip can follow a quantile, not {self.rule}"
+            )
+        if self.split == "learned" and (self.rule != "per_layer_clip" or self.adaptive is None):
+            problems.append(
+                "bounding.split=learned: needs rule: per_layer_clip and adaptive, which says how the quantiles are "
+                "estimated, for example adaptive: {quantile: 0.8}"
+            )
+        if self.layer_weights and not (self.per_layer and self.split == "weighted"):
+            problems.append("bounding.layer_weights: only used by the per-layer rules with split: weighted")
+        return problems
 
 
 @dataclass(frozen=True)
@@ -132,6 +145,8 @@ class Bounder:
     own: Tensor | None = None  # (users,) C_i, where every user has its own
     function: Callable[[Tensor, Tensor], Tensor] | None = None
     """For the rule python: from one user's norms and C_h, both (layers,), to factors (layers,)."""
+    told: Tensor | None = None
+    """What users have to be told to have the same rule, where it changes from step to step."""
 
     @property
     def bounds(self) -> Tensor:
@@ -139,25 +154,28 @@ class Bounder:
         if self.quantiles is not None:
             return self.quantiles
         whole = torch.tensor([self.sensitivity], dtype=torch.float64)
-        return self.layer_bounds if self.rule.startswith("per_layer") else whole
+        return self.layer_bounds if self.per_layer else whole
+
+    @property
+    def per_layer(self) -> bool:
+        return RULES[self.rule].per_layer
 
     def at(self, bounds: Tensor | None) -> Bounder:
         """The same rule with other bounds."""
         if bounds is None:
             return self
         if self.per_user:
-            return replace(self, own=bounds)
+            return replace(self, own=bounds, told=bounds)
         if self.roots is not None:
             split = allocated(self.sensitivity, bounds, self.roots)
-            return replace(self, layer_bounds=split, quantiles=bounds)
+            return replace(self, layer_bounds=split, quantiles=bounds, told=bounds)
         total = float(torch.linalg.vector_norm(bounds))
-        if self.rule.startswith("per_layer"):
-            return Bounder(self.rule, total, bounds)
-        return Bounder(self.rule, total, self.layer_bounds * (total / self.sensitivity))
+        layers = bounds if self.per_layer else self.layer_bounds * (total / self.sensitivity)
+        return Bounder(self.rule, total, layers, told=bounds)
 
     def votes(self, norms: Tensor) -> Tensor:
         """+1/2 where a user is within a bound and -1/2 where not."""  # (users, layers) -> (users, 1 or layers)
-        if self.rule.startswith("per_layer"):
+        if self.per_layer:
             limits = self.layer_bounds if self.quantiles is None else self.quantiles
             return torch.where(norms <= limits, 0.5, -0.5).double()
         total = torch.linalg.vector_norm(norms, dim=1, keepdim=True)
@@ -169,59 +187,29 @@ class Bounder:
 
     def factors(self, norms: Tensor) -> Tensor:
         """Factor per user and tensor from the norms of the users' tensors."""  # (users, layers) -> (users, layers)
-        if self.rule == "none":
+        if self.rule == NONE:
             return torch.ones_like(norms)
         total = torch.linalg.vector_norm(norms, dim=1, keepdim=True)  # (users, 1)
         if self.own is not None:
             return torch.clamp(self.own[:, None] / total, max=1.0).expand_as(norms) * ROUNDING
-        if self.rule == "clip":
-            return torch.clamp(self.sensitivity / total, max=1.0).expand_as(norms) * ROUNDING
-        if self.rule == "normalise":
-            return _ratio(self.sensitivity, total).expand_as(norms) * ROUNDING
-        if self.rule == "per_layer_clip":
-            return torch.clamp(self.layer_bounds / norms, max=1.0) * ROUNDING
-        if self.rule == "per_layer_normalise":
-            scaled = _ratio(self.layer_bounds, norms)
-            return torch.where(total > self.sensitivity, scaled, torch.ones_like(norms)) * ROUNDING
-        if self.function is not None:
-            return self._own_factors(self.function, norms)
-        raise ValueError(f"unknown bounding rule {self.rule!r}")
-
-    def _own_factors(self, function: Callable[[Tensor, Tensor], Tensor], norms: Tensor) -> Tensor:
-        """A user's own rule, one user at a time, so that it cannot see the others, and held to the bound."""
-        # Copies: a function that works in place must not change what it is held to.
-        answers = [function(own.clone(), self.layer_bounds.clone()) for own in norms]
-        for answer in answers:
-            if answer.shape != self.layer_bounds.shape:
-                raise UserError(
-                    f"bounding.function answered a tensor of shape {tuple(answer.shape)}; expected one factor per "
-                    f"tensor of the model, {tuple(self.layer_bounds.shape)}"
-                )
-        asked = torch.stack(answers) if answers else norms
-        factors = torch.nan_to_num(asked.to(norms), nan=0.0, posinf=0.0, neginf=0.0)
-        total = torch.linalg.vector_norm(norms * factors, dim=1, keepdim=True)
-        return factors * torch.clamp(self.sensitivity / total, max=1.0) * ROUNDING
+        found = RULES[self.rule].factors if self.function is None else of_function(self.function)
+        return found(norms, total, self.sensitivity, self.layer_bounds).expand_as(norms) * ROUNDING
 
     def held(self, norms: Tensor, slack: float = 0.0) -> Tensor:
         """Factors that hold an update to its bounds which claims to be bounded already: 1 wherever that is true.
 
         `slack` is what the sender's own noise may have added to each norm.
         """  # (users, layers) -> (users, layers)
-        if self.rule == "none":
+        if self.rule == NONE:
             return torch.ones_like(norms)
         total = torch.linalg.vector_norm(norms, dim=1, keepdim=True).expand_as(norms)
         limits, found = (self.layer_bounds, norms) if self.rule == "per_layer_clip" else (self.sensitivity, total)
-        return torch.where(found <= limits + slack, 1.0, _ratio(limits + slack, found) * ROUNDING)
-
-
-def _ratio(bound: float | Tensor, norms: Tensor) -> Tensor:
-    """bound / norms, and 0 where there is nothing to scale."""
-    return torch.where(norms > 0, bound / norms, torch.zeros_like(norms))
+        return torch.where(found <= limits + slack, 1.0, ratio(limits + slack, found) * ROUNDING)
 
 
 def bounder(settings: Bounding, layout: Layout) -> Bounder:
-    if settings.rule == "none" or settings.bound is None:
-        return Bounder("none", float("inf"), torch.full((len(layout.names),), float("inf"), dtype=torch.float64))
+    if settings.rule == NONE or settings.bound is None:
+        return Bounder(NONE, float("inf"), torch.full((len(layout.names),), float("inf"), dtype=torch.float64))
     shares = torch.tensor(_shares(settings, layout), dtype=torch.float64)
     layer_bounds = settings.bound * torch.sqrt(shares / shares.sum())
     if settings.split == "learned":  # begins with dim: q_h = C_h
@@ -232,12 +220,6 @@ def bounder(settings: Bounding, layout: Layout) -> Bounder:
         return Bounder(settings.rule, settings.bound, layer_bounds, function=function)
     per_user = isinstance(settings.adaptive, CarAdaptive)
     return Bounder(settings.rule, settings.bound, layer_bounds, per_user=per_user)
-
-
-def moved(bounds: Tensor, shares: Tensor, settings: Adaptive, start: Tensor) -> Tensor:
-    """The bounds of the next step, kept within a factor of a billion of the first."""
-    grown = bounds * torch.exp(-settings.learning_rate * (shares - settings.quantile))
-    return torch.minimum(torch.maximum(grown, start * 1e-9), start * 1e9)
 
 
 def allocated(total: float, quantiles: Tensor, roots: Tensor) -> Tensor:

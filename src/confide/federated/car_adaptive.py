@@ -32,10 +32,6 @@ from torch import Tensor
 
 from confide.errors import UserError
 
-NO_GUARANTEE = (
-    "no formal guarantee: CAR's adaptive rule takes bound and noise from the raw norms, which nothing protects"
-)
-
 
 class CarAdaptive(BaseModel):
     """CAR's moving average of raw norms; it has no formal guarantee. Defaults are the paper's experiment."""
@@ -103,7 +99,7 @@ def noise_scales(settings: CarAdaptive, clients: Clients, users: Tensor, norms: 
     return z * torch.sqrt(2 * ((1 - b) * own).square() + 2 * (b * g * average).square())
 
 
-def moved(settings: CarAdaptive, clients: Clients, users: Tensor, norms: Tensor, step: int) -> Clients:
+def next_clients(settings: CarAdaptive, clients: Clients, users: Tensor, norms: Tensor, step: int) -> Clients:
     """What the clients remember after a round in which `users` took part with these raw norms.
 
     A norm that is not finite is not remembered, as the update itself is not sent.

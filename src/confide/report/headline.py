@@ -12,14 +12,15 @@ import math
 from typing import Any
 
 from confide.errors import UserError
-from confide.federated.car_adaptive import NO_GUARANTEE, CarAdaptive
 from confide.federated.items import Items
 from confide.federated.start import NOT_COVERED
 from confide.privacy.accountant import shown
+from confide.privacy.mechanisms.none import NOTHING_TO_EXTRAPOLATE, Nothing
 from confide.privacy.planner import Point, grown
 from confide.privacy.trust.server_view import against_server
 from confide.recipe import Recipe
 from confide.report.shell import card
+from confide.runs.folder import mechanism_for
 from confide.runs.intervals import interval
 
 TARGET = 10.0
@@ -29,7 +30,7 @@ NAMES = {"wer": "word error rate, %", "accuracy": "accuracy", "suboptimality": "
 def headline(recipe: Recipe, summary: dict[str, Any] | None, items: Items | None) -> str:
     if summary is None:
         return "<p class=note>This run is not finished. What is below is what it has recorded so far.</p>"
-    cards = [_metric(summary, items), _epsilon(recipe, summary), _population(summary)]
+    cards = [_metric(summary, items), _epsilon(recipe, summary), _population(recipe, summary)]
     return f"<div class=cards>{''.join(cards)}</div>{_promise(recipe, summary)}"
 
 
@@ -59,17 +60,13 @@ def meaning(epsilon: float, delta: float) -> str:
     )
 
 
-def enough(summary: dict[str, Any]) -> Point | str:
+def enough(recipe: Recipe, summary: dict[str, Any]) -> Point | str:
     """Cohort and population that keep epsilon below 10 at the same noise on the average, or why that is not said."""
-    if summary["mechanism"] in ("none", "partial") or summary["epsilon"] is None:
-        return "Without a guarantee there is nothing to extrapolate, whatever the number of users."
-    if summary["trust"] == "distributed":
-        return "Not extrapolated for distributed trust, whose server knows the cohorts."
-    if summary["trust"] != "central":
-        return "With local trust every message has its own noise: more users do not lower epsilon."
-    if summary["mechanism"] != "gaussian" or summary["sampler"] not in ("poisson", "everyone"):
-        how = f"{summary['mechanism']} noise with {summary['sampler']} cohorts"
-        return f"Not extrapolated for {how}; `confide plan` answers for Poisson sampling."
+    if summary["epsilon"] is None:
+        return NOTHING_TO_EXTRAPOLATE
+    why_not = mechanism_for(recipe).extrapolates(summary["sampler"])
+    if why_not is not None:
+        return why_not
     try:
         point = Point(
             summary["noise_multiplier"], summary["cohort"], summary["population"], summary["steps"], summary["delta"]
@@ -99,7 +96,7 @@ def _metric(summary: dict[str, Any], items: Items | None) -> str:
 
 def _epsilon(recipe: Recipe, summary: dict[str, Any]) -> str:
     if summary["epsilon"] is None:
-        quiet = recipe.privacy.mechanism == "none" and not isinstance(recipe.bounding.adaptive, CarAdaptive)
+        quiet = mechanism_for(recipe) is Nothing
         why = "No noise was added." if quiet else "This kind of noise buys no guarantee."
         return card("privacy spent: epsilon", "no guarantee", f"{why} The model may give its users away.")
     big = shown(summary["epsilon"])
@@ -108,8 +105,8 @@ def _epsilon(recipe: Recipe, summary: dict[str, Any]) -> str:
     )
 
 
-def _population(summary: dict[str, Any]) -> str:
-    found = enough(summary)
+def _population(recipe: Recipe, summary: dict[str, Any]) -> str:
+    found = enough(recipe, summary)
     label = f"users needed for epsilon below {TARGET:g}"
     if isinstance(found, str):
         return card(label, "no number", html.escape(found))
@@ -124,24 +121,8 @@ def _population(summary: dict[str, Any]) -> str:
 
 
 def _promise(recipe: Recipe, summary: dict[str, Any]) -> str:
-    if recipe.privacy.mechanism == "partial":
-        which = html.escape(", ".join(recipe.privacy.tensors))
-        rest = recipe.privacy.elsewhere
-        return (
-            f"<p class=note>Noise was added {'' if rest else 'only '}to "
-            f"{'all tensors but ' if recipe.privacy.all_but else ''}{which}"
-            f"{f', and {rest:g} times as much to the others' if rest else ''}, to "
-            "see what it does there: this run gives <b>no privacy guarantee</b>.</p>"
-        )
-    if isinstance(recipe.bounding.adaptive, CarAdaptive):
-        return (
-            f"<p class=note>Every message carried noise, but this run has <b>{html.escape(NO_GUARANTEE)}</b>; there is "
-            "no epsilon to state. With a guarantee: <code>bounding.adaptive.kind: quantile</code>, or a fixed bound "
-            "with <code>privacy.trust: local</code>.</p>"
-        )
     if summary["epsilon"] is None:
-        said = "No noise was added: this" if recipe.privacy.mechanism == "none" else "This"
-        return f"<p class=note>{said} run gives <b>no privacy guarantee</b>.</p>"
+        return f"<p class=note>{mechanism_for(recipe).why_none(recipe.privacy)}</p>"
     seeded = (
         " The noise was seeded, which makes the run repeatable: whoever knows the seed can subtract it. "
         "<b>For research, not for a release to others.</b>"

@@ -30,13 +30,13 @@ from typing import Any
 
 import torch
 
+from confide.build import make_loop
 from confide.engines.engine import InProcess
 from confide.errors import UserError
-from confide.privacy.ledger import Ledger
 from confide.recipe import Recipe, load
 from confide.report.figures.retrieval import draw_bars, draw_curves
 from confide.reproduce.grid import Result, cached_task, claim, run_cells, write_rows
-from confide.run import make_loop
+from confide.runs.records import evaluate
 
 SEARCH, SOFT_SEARCH, HEAD, BOTH = "search", "adapter + search", "head", "adapter + head"
 METHODS = {SEARCH: "search", SOFT_SEARCH: "adapter_search", HEAD: "head", BOTH: "adapter_head"}
@@ -157,7 +157,7 @@ def measure(recipe: Recipe) -> dict[str, Any]:
     torch.set_num_threads(1)
     if recipe.task.method == "search":  # type: ignore[union-attr]
         return _measure_search(recipe)
-    loop = make_loop(recipe, lambda header: Ledger.create(None, header), task=cached_task(recipe.task, recipe.run.seed))
+    loop = make_loop(recipe, task=cached_task(recipe.task, recipe.run.seed))
     engine = loop.engine
     if not isinstance(engine, InProcess):
         raise ValueError("a cell trains in one process")
@@ -178,9 +178,9 @@ def measure(recipe: Recipe) -> dict[str, Any]:
         loop.step(state)
         whole = time.process_time() - began
         seconds, at_once = seconds + whole, at_once + whole - sum(clients) + max(clients)
-        if loop.wants_evaluation(state):
-            curve.append((state.step, 100 * loop.evaluate(state)["accuracy"]))
-    end = loop.task.evaluate(loop.layout.views(loop.final_model(state)))
+        if recipe.is_evaluated(state.step):
+            curve.append((state.step, 100 * evaluate(loop, state)["accuracy"]))
+    end = loop.task.evaluate(loop.layout.views(loop.final.model(state)))
     return {
         "accuracy": 100 * end["accuracy"], "top_k": 100 * end["top_k"], "loss": end["test_loss"], "curve": curve,
         "seconds": seconds, "at_once": at_once, "parameters": loop.layout.size,

@@ -19,6 +19,7 @@ from confide.errors import UserError
 from confide.privacy.accountant import shown
 from confide.privacy.planner import Point
 from confide.recipe import load
+from confide.report.page import write_report
 from confide.runs import folder as runs
 
 NOISE = 2e-4
@@ -61,7 +62,11 @@ def demo(out: Path, workers: int, quiet: bool = False) -> list[Row]:
         if not quiet:
             print(f"== {said}", flush=True)
         unfinished = (place / runs.RECIPE).exists() and not (place / runs.SUMMARY).exists()
-        summary = runs.resume(place, workers, quiet) if unfinished else runs.train(wanted, place, workers, quiet)
+        summary = (
+            runs.resume(place, workers, quiet, page=write_report)
+            if unfinished
+            else runs.train(wanted, place, workers, quiet, page=write_report)
+        )
         rows.append(_row(said, summary, place))
     return rows
 

@@ -18,7 +18,9 @@ from confide.randomness import generator
 from confide.recipe import Recipe, load
 from confide.report.figures import sheets as figures
 from confide.reproduce.grid import Result, cached_task, claim, run_cells, write_rows
-from confide.run import Loop, mean_of_recent, simulate
+from confide.run import Loop
+from confide.runs.records import mean_of_recent
+from confide.runs.simulation import simulate
 
 RULES = ("clip", "normalise")
 STARTS = {"I1": 1.0, "I2": 0.2}

@@ -21,14 +21,17 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from confide.build import make_loop
 from confide.errors import UserError
-from confide.privacy.ledger import Ledger
 from confide.recipe import Recipe, load
 from confide.report.figures.layer import draw_layers
 from confide.report.figures.speech import draw_clipping
+from confide.report.page import write_report
 from confide.reproduce.grid import Result, run_cells, write_rows
-from confide.run import Loop, make_loop, simulate
+from confide.run import Loop
 from confide.runs import folder as runs
+from confide.runs.records import evaluate
+from confide.runs.simulation import simulate
 from confide.speech.model import kind_of
 
 BASES = {"audiomnist": "speech/digits", "synthetic": "speech/embedded"}
@@ -171,10 +174,10 @@ def measure(recipe: Recipe) -> dict[str, Any]:
             for kind, value in _ratios(loop.layout.names, record["layers"]).items():
                 ratios.setdefault(kind, []).append(value)
 
-    before = make_loop(recipe, lambda header: Ledger.create(None, header))
-    start = before.evaluate(before.start())
+    before = make_loop(recipe)
+    start = evaluate(before, before.start())
     loop, state = simulate(recipe, before.task, watch)
-    end = loop.task.evaluate(loop.layout.views(loop.final_model(state)))
+    end = loop.task.evaluate(loop.layout.views(loop.final.model(state)))
     epsilon = loop.plan.epsilon(loop.charges) if loop.plan.event.private else None
     return {
         "start": start["wer"], "wer": end["wer"], "cer": end["cer"], "curve": curve, "seconds": state.seconds,
@@ -243,7 +246,11 @@ def _figure5(folder: Path, dataset: str, workers: int, quiet: bool) -> Result:
     place = folder / "run"
     wanted = load(f"{base}/federated", [*_begin(SEED, {SEED: start}), *noisy(0), "evaluation.every=5"])
     unfinished = (place / runs.RECIPE).exists() and not (place / runs.SUMMARY).exists()
-    summary = runs.resume(place, workers, quiet) if unfinished else runs.train(wanted, place, workers, quiet)
+    summary = (
+        runs.resume(place, workers, quiet, page=write_report)
+        if unfinished
+        else runs.train(wanted, place, workers, quiet, page=write_report)
+    )
     figure, shows = next(found for found in draw_layers(place) if found[0].name == "layers_depth.png")
     text = f"PFL-ASR figure 5 on {dataset}: norms of updates by kind of tensor and depth\n{shows}\nfigure: {figure}"
     return Result([{"wer": summary["metrics"]["wer"], "figure": str(figure)}], [], text)
@@ -269,9 +276,9 @@ def _seed_model(base: str, start: str, folder: Path, workers: int, quiet: bool) 
     place = folder / start
     runs_recipe = load(f"{base}/seed", changes)
     if (place / "recipe.yaml").exists() and not (place / "summary.json").exists():
-        runs.resume(place, workers, quiet)
+        runs.resume(place, workers, quiet, page=write_report)
     else:
-        runs.train(runs_recipe, place, workers, quiet)
+        runs.train(runs_recipe, place, workers, quiet, page=write_report)
     return place
 
 

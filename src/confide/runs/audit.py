@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from confide.build import make_task
+from confide.build import make_loop, make_task, user_weights
 from confide.engines.engine import InProcess
 from confide.errors import UserError
 from confide.federated.bounding import Adaptive, Bounder
@@ -34,10 +34,9 @@ from confide.federated.local import LocalTraining, Updates
 from confide.federated.parameters import Layout, flatten
 from confide.federated.task import Task
 from confide.privacy import one_run
-from confide.privacy.ledger import Ledger
 from confide.randomness import generator
 from confide.recipe import Recipe
-from confide.run import Loop, make_loop, user_weights
+from confide.run import Loop
 
 ERROR = 0.05
 _COORDINATES = 2048
@@ -182,7 +181,7 @@ def audit(recipe: Recipe, canaries: int = 1000, watch: Callable[[int], None] | N
         raise UserError(f"canaries={canaries}: expected 10 to 1,000,000; a thousand can show an epsilon of about 5")
     loop, trainer = _loop(recipe, canaries)
     planted = trainer.canaries
-    filters = planted.filters(loop.bounder)
+    filters = planted.filters(loop.bounds.bounder)
     state, score = loop.start(), torch.zeros(canaries, dtype=torch.float64)
     steps = recipe.run.steps
     for done in range(steps):
@@ -201,7 +200,7 @@ def audit(recipe: Recipe, canaries: int = 1000, watch: Callable[[int], None] | N
 def _loop(recipe: Recipe, canaries: int) -> tuple[Loop, CanaryTrainer]:
     """The recipe's own loop, with its own rate and noise, over its users and the canaries."""
     task = make_task(recipe.task, recipe.run.seed)
-    honest = make_loop(recipe, lambda header: Ledger.create(None, header), task=task)
+    honest = make_loop(recipe, task=task)
     own = user_weights(recipe.users, task)
     weights = np.concatenate([own, np.full(canaries, own.max())])
     cohort = max(1, round(honest.plan.cohort_size * len(weights) / len(own)))
@@ -223,13 +222,19 @@ def _loop(recipe: Recipe, canaries: int) -> tuple[Loop, CanaryTrainer]:
             ),
         }
     )
-    loop = make_loop(changed, lambda header: Ledger.create(None, header), task=CanaryTask(task, canaries))
+    loop = make_loop(changed, task=CanaryTask(task, canaries))
     like = flatten(task.initial_parameters())
     trainer = CanaryTrainer(
-        CanaryTask(task, canaries), loop.layout, recipe.local, loop.bounder, loop.plan.weights, recipe.run.seed, like
+        CanaryTask(task, canaries),
+        loop.layout,
+        recipe.local,
+        loop.bounds.bounder,
+        loop.plan.weights,
+        recipe.run.seed,
+        like,
     )
     trainer.canaries = Canaries.plant(
-        loop.layout, canaries, recipe.run.steps, loop.bounder.sensitivity, recipe.run.seed
+        loop.layout, canaries, recipe.run.steps, loop.bounds.bounder.sensitivity, recipe.run.seed
     )
     trainer.known = torch.zeros_like(like)
     return replace(loop, engine=InProcess(trainer)), trainer

@@ -7,38 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
 from confide.errors import UserError
+from confide.federated.state import State
 from confide.files import write_atomically
 
 FILE = "checkpoint.safetensors"
 _BLANK = "0" * 64
-
-
-@dataclass
-class State:
-    """Everything that the next central step depends on, and the time that was spent to get here."""
-
-    step: int
-    parameters: Tensor  # (parameters,) the central model
-    optimiser: dict[str, Tensor]
-    final: dict[str, Tensor] = field(default_factory=dict)
-    """What the final model is made of: a sum of the last iterates, or the chosen one."""
-    noise: dict[str, Tensor] = field(default_factory=dict)
-    """What noise that is correlated over steps has to remember."""
-    bounds: Tensor | None = None
-    """The bounds of the users' updates, where they adapt."""
-    seconds: float = 0.0
-    recent: list[dict[str, float]] = field(default_factory=list)
-    """The evaluations of the last steps, whose mean the summary reports."""
-    clients: dict[str, Tensor] = field(default_factory=dict)
-    """What each user remembers from round to round, where the rule has them do so (CAR's adaptive bounds)."""
-    pending: Tensor | None = None
-    """The cohort of a step that too few users answered: to draw another would not be the sampler accounted for."""
 
 
 def save(folder: Path, state: State, recipe_digest: str, ledger_count: int, ledger_head: str) -> None:

@@ -7,14 +7,19 @@ without this check the ledger's one guarantee would stand for runs over two sets
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
+import os
+import platform
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
+from confide import __version__
+from confide.engines.environment import environment
 from confide.errors import UserError
 from confide.federated.task import Task
-from confide.files import digest
 
 KEY = "inputs"
 
@@ -24,14 +29,18 @@ def of_task(task: Task) -> dict[str, str]:
     return dict(getattr(task, "fingerprint", {}))
 
 
-def of_code(named: Mapping[str, str | None]) -> dict[str, str]:
-    """Of the files with the functions that a recipe names: other code under the same noise would give it away."""
-    found = {}
-    for field, name in named.items():
-        if name is not None:
-            path = getattr(sys.modules.get(name.split(":")[0]), "__file__", None)
-            found[f"the code of {field}"] = digest([Path(path).read_bytes()]) if path else "unknown"
-    return found
+def surroundings() -> dict[str, str]:
+    """Versions and machine, for people who want to run it again."""
+    return {
+        "confide": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "dp-accounting": version("dp-accounting"),
+        "system": platform.platform(),
+        "processor": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} cores",
+        "key": environment(),
+    }
 
 
 def check(folder: Path, held: dict[str, Any], now: dict[str, Any]) -> None:

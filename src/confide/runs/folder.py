@@ -11,8 +11,6 @@ from __future__ import annotations
 import fcntl
 import json
 import math
-import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,28 +23,34 @@ import yaml
 from torch import Tensor
 
 from confide import recipe
-from confide.engines.engine import Abandoned, Engine, traits
+from confide.build import RemoteEngine, make_loop
+from confide.engines.engine import Abandoned
 from confide.engines.ranks import LostRank, Place
-from confide.errors import Stopped, UserError, missing
+from confide.errors import Stopped, UserError
 from confide.federated import items
-from confide.federated.car_adaptive import NO_GUARANTEE, CarAdaptive
 from confide.federated.items import Items
-from confide.federated.start import NOT_COVERED
+from confide.federated.state import State
 from confide.federated.task import Task
 from confide.files import write_atomically
 from confide.privacy import accountant, ledger
 from confide.privacy.ledger import Ledger
-from confide.privacy.plan import Plan
-from confide.privacy.trust.server_view import against_server, server_view
+from confide.privacy.mechanisms import Mechanism, mechanism_of
+from confide.privacy.trust.server_view import server_view
 from confide.progress import Reporter, stop_on_signal
 from confide.recipe import Recipe
-from confide.run import Loop, Record, make_loop, mean_of_recent, surroundings
+from confide.run import Loop
 from confide.runs import checkpoint, fingerprint
-from confide.runs.checkpoint import State
+from confide.runs.fingerprint import surroundings
+from confide.runs.recording import LAYERS, METRICS, TIMES, Recording
+from confide.runs.records import Recorded, evaluate, finite, json_safe, mean_of_recent
 
+__all__ = ["LAYERS", "METRICS", "TIMES", "finite"]
 _CHANGED = "{} was changed after the run began; nothing was done. Put it back, or start another run"
-RECIPE, METRICS, SUMMARY, MODEL = "recipe.yaml", "metrics.jsonl", "summary.json", "model.safetensors"
-LAYERS, TIMES = "layers.jsonl", "times.jsonl"
+RECIPE, SUMMARY, MODEL = "recipe.yaml", "summary.json", "model.safetensors"
+
+
+WritePage = Callable[[Path, Recipe, dict[str, Any]], object]
+"""From folder, recipe and summary to a page in the folder (`confide.report.page.write_report`)."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class Deployed:
     """A run whose users are on other machines."""
 
     task: Task
-    engine: Callable[[Recipe, Task, Plan], Engine]
+    engine: RemoteEngine
 
 
 def train(
@@ -64,10 +68,11 @@ def train(
     quiet: bool = False,
     here: Place | None = None,
     deployed: Deployed | None = None,
+    page: WritePage | None = None,
 ) -> dict[str, Any]:
     """Start a run in a new folder and see it through. A folder that holds this run, finished, answers at once.
 
-    `here` is rank 0 where torchrun started several.
+    `here` is rank 0 where torchrun started several; `page` writes the page that the run leaves behind.
     """
     if (folder / RECIPE).exists():
         held = held_recipe(folder)
@@ -77,7 +82,7 @@ def train(
                 "changed. Choose another --out folder"
             )
         if here is not None and here.restarted:
-            return resume(folder, workers, quiet, here)
+            return resume(folder, workers, quiet, here, page=page)
         if not (folder / SUMMARY).exists():
             raise UserError(f"{folder} holds this run, unfinished; go on with `confide resume {folder}`")
         return summary_of(folder)
@@ -93,7 +98,7 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder):
         loop = _loop(folder, wanted, workers, here, deployed)
-        return _see_through(folder, loop, None, quiet)
+        return _see_through(folder, loop, None, quiet, page)
 
 
 def _loop(folder: Path, wanted: Recipe, workers: int, here: Place | None, deployed: Deployed | None) -> Loop:
@@ -107,6 +112,7 @@ def resume(
     quiet: bool = False,
     here: Place | None = None,
     deployed: Deployed | None = None,
+    page: WritePage | None = None,
 ) -> dict[str, Any]:
     """Go on with a run that was stopped or killed; it ends as if it had never been."""
     wanted = held_recipe(folder)
@@ -117,7 +123,7 @@ def resume(
         if saved is not None:
             _check_saved(folder, saved, wanted)
         loop = _loop(folder, wanted, workers, here, deployed)
-        return _see_through(folder, loop, saved.state if saved else None, quiet)
+        return _see_through(folder, loop, saved.state if saved else None, quiet, page)
 
 
 def held_recipe(folder: Path) -> Recipe:
@@ -137,6 +143,11 @@ def summary_of(folder: Path) -> dict[str, Any]:
 
 def summary_if_finished(folder: Path) -> dict[str, Any] | None:
     return summary_of(folder) if (folder / SUMMARY).exists() else None
+
+
+def mechanism_for(recipe: Recipe) -> type[Mechanism]:
+    """The mechanism of a recipe, which says what is stated about it."""
+    return mechanism_of(recipe.privacy, recipe.bounding.follows)
 
 
 def check_ledger(folder: Path) -> dict[str, Any]:
@@ -164,25 +175,6 @@ def check_ledger(folder: Path) -> dict[str, Any]:
         seen = server_view(book.entries, delta, kind)
         found |= {"epsilon_server": finite(seen.epsilon), "releases_of_a_user": seen.releases}
     return found
-
-
-def guarantee(recipe: Recipe, spent: dict[str, Any]) -> str:
-    """What a run promises, in a line; where it promises nothing, why."""
-    if isinstance(recipe.bounding.adaptive, CarAdaptive):
-        return NO_GUARANTEE
-    if spent["epsilon"] is None:
-        return "none: no guarantee"
-    stated = f"epsilon {accountant.shown(spent['epsilon'])} at delta {recipe.privacy.delta:g}"
-    if "epsilon_server" in spent:
-        stated += f" against whoever sees the models alone; {against_server(spent)}"
-    if spent["begins_elsewhere"]:
-        stated += f"; it does not cover {NOT_COVERED}"
-    return stated
-
-
-def finite(value: float) -> float | None:
-    """JSON has no infinity; an epsilon without a guarantee is null."""
-    return value if math.isfinite(value) else None
 
 
 def _check_saved(folder: Path, saved: checkpoint.Saved, wanted: Recipe) -> None:
@@ -244,9 +236,11 @@ def _open_ledger(folder: Path, wanted: Recipe, header: dict[str, Any]) -> Ledger
     return book
 
 
-def _see_through(folder: Path, loop: Loop, saved: State | None, quiet: bool) -> dict[str, Any]:
+def _see_through(folder: Path, loop: Loop, saved: State | None, quiet: bool, page: WritePage | None) -> dict[str, Any]:
     try:
-        return _go_on(folder, loop, saved or loop.start(), quiet)
+        state = saved or loop.start()
+        _go_on(folder, loop, state, quiet)
+        return _finish(folder, loop, state, page)
     except LostRank as lost:
         # Rank 0 wrote nothing of the step that was under way.
         raise LostRank(
@@ -257,105 +251,63 @@ def _see_through(folder: Path, loop: Loop, saved: State | None, quiet: bool) -> 
         loop.engine.close()
 
 
-def _go_on(folder: Path, loop: Loop, state: State, quiet: bool) -> dict[str, Any]:
-    """The central steps that are left, with everything recorded, and then the results."""
-    steps = loop.recipe.run.steps
+def _go_on(folder: Path, loop: Loop, state: State, quiet: bool) -> None:
+    """The central steps that are left, with everything recorded."""
+    steps, recorded, kind = loop.recipe.run.steps, Recorded(loop), mechanism_for(loop.recipe)
     # A step that cannot be made again bit for bit costs anew when it is repeated, so none should have to be.
-    repeats = loop.plan.source.repeatable and traits(loop.engine).repeatable
+    repeats = loop.plan.source.repeatable and loop.engine.traits.repeatable
     every = loop.recipe.run.checkpoint_every if repeats else 1
     _save(folder, loop, state)
-    _cut_metrics(folder / METRICS, state.step)
-    _cut_metrics(folder / LAYERS, state.step)
-    _cut_metrics(folder / TIMES, state.step)
     with (
-        _events(folder, state.step + 1) as board,
-        (folder / METRICS).open("a") as metrics,
-        (folder / LAYERS).open("a") as layers,
-        (folder / TIMES).open("a") as times,
+        Recording(folder, loop, state.step) as files,
         Reporter(loop.task.name, steps, state.step, quiet) as reporter,
         stop_on_signal() as stop,
     ):
-        if layers.tell() == 0:
-            _write_line(layers, {"step": 0, "names": loop.layout.names, "sizes": loop.layout.sizes})
         note = ""
         while state.step < steps:
             try:
-                record = loop.step(state)
+                record = recorded.step(state)
             except Abandoned:  # the run goes on with the same cohort
-                _sync(metrics, layers, times)
+                files.sync()
                 _save(folder, loop, state)
                 raise
             record["epsilon"] = finite(loop.plan.epsilon_so_far(loop.charges))
-            spent = {"step": state.step, **loop.times}
-            if loop.wants_evaluation(state):
+            seconds = dict(recorded.seconds)
+            if loop.recipe.is_evaluated(state.step):
                 began = time.perf_counter()
-                record["evaluation"] = loop.evaluate(state)
-                spent["evaluate"] = time.perf_counter() - began
+                record["evaluation"] = evaluate(loop, state)
+                seconds["evaluate"] = time.perf_counter() - began
                 note = f"{loop.task.metric} {record['evaluation'][loop.task.metric]:.4g}"
-            if "layers" in record:
-                _write_line(layers, record.pop("layers"))
-            _write_record(metrics, board, record)
-            _write_line(times, {name: round(seconds, 5) for name, seconds in spent.items()})
-            reporter.advance(f"{note} {_epsilon_text(loop.recipe, record['epsilon'])}".strip())
+            files.write(record, seconds)
+            reporter.advance(f"{note} {kind.progress(record['epsilon'])}".strip())
             if state.step % every == 0 or stop.asked:
-                _sync(metrics, layers, times)
+                files.sync()
                 _save(folder, loop, state)
             if stop.asked and state.step < steps:
                 raise Stopped(f"stopped after step {state.step} of {steps}; go on with `confide resume {folder}`")
-        _sync(metrics, layers, times)
+        files.sync()
     _save(folder, loop, state)
-    return _finish(folder, loop, state)
-
-
-@contextmanager
-def _events(folder: Path, first_step: int) -> Iterator[Any]:
-    """TensorBoard's writer, where TensorBoard is installed.
-
-    Its thread meets a full disk too and would print a traceback beside our own message.
-    """
-    if missing("tensorboard"):
-        yield None
-        return
-    from torch.utils.tensorboard import SummaryWriter
-
-    before = threading.excepthook
-
-    def hook(problem: threading.ExceptHookArgs) -> None:
-        if not isinstance(problem.exc_value, OSError):
-            before(problem)
-
-    threading.excepthook = hook
-    try:
-        board = SummaryWriter(str(folder), purge_step=first_step)
-        try:
-            yield board
-        finally:
-            board.close()
-    finally:
-        threading.excepthook = before
 
 
 def _save(folder: Path, loop: Loop, state: State) -> None:
     checkpoint.save(folder, state, loop.recipe.digest, loop.ledger.count, loop.ledger.head)
 
 
-def _finish(folder: Path, loop: Loop, state: State) -> dict[str, Any]:
+def _finish(folder: Path, loop: Loop, state: State, page: WritePage | None) -> dict[str, Any]:
     from safetensors.torch import save as serialise
 
-    from confide.report.page import write_report
-
-    model = loop.layout.views(loop.final_model(state))
+    model = loop.layout.views(loop.final.model(state))
     write_atomically(folder / MODEL, serialise({n: t.contiguous() for n, t in model.items()}))
     spent = check_ledger(folder)
     metrics, found = scored(loop.task, model)
     if found is not None:
         items.write(folder, found)
-    follows = isinstance(loop.recipe.bounding.adaptive, CarAdaptive)
+    kind = mechanism_for(loop.recipe)
     summary: dict[str, Any] = {
         "task": loop.task.name,
         "metric": loop.task.metric,
-        "metrics": _json_safe(metrics),
-        "metrics_mean_of_last": _json_safe(mean_of_recent(state)),
+        "metrics": json_safe(metrics),
+        "metrics_mean_of_last": json_safe(mean_of_recent(state)),
         "epsilon": spent["epsilon"],
         "delta": spent["delta"],
         "accountant": spent["accountant"],
@@ -363,9 +315,9 @@ def _finish(folder: Path, loop: Loop, state: State) -> dict[str, Any]:
         "noise_source": spent["noise_source"],
         "for_release": spent["for_release"],
         "releases": spent["releases"],
-        "mechanism": "car adaptive" if follows else loop.recipe.privacy.mechanism,
-        "guarantee": guarantee(loop.recipe, spent),
-        "trust": "local" if follows else loop.recipe.privacy.trust,
+        "mechanism": kind.label(),
+        "guarantee": kind.guarantee(spent, loop.recipe.privacy.delta),
+        "trust": kind.trust,
         "sampler": loop.plan.sampler,
         "noise_multiplier": loop.plan.event.noise_multiplier,
         "cohort": loop.plan.cohort_size,
@@ -381,7 +333,8 @@ def _finish(folder: Path, loop: Loop, state: State) -> dict[str, Any]:
         "environment": surroundings(),
     }
     summary |= {name: spent[name] for name in ("epsilon_server", "releases_of_a_user") if name in spent}
-    write_report(folder, loop.recipe, summary)
+    if page is not None:
+        page(folder, loop.recipe, summary)
     write_atomically(folder / SUMMARY, (json.dumps(summary, indent=2, allow_nan=False) + "\n").encode())
     return summary
 
@@ -391,51 +344,3 @@ def scored(task: Task, model: dict[str, Tensor]) -> tuple[dict[str, float], Item
     with torch.no_grad():
         found: tuple[dict[str, float], Items] | None = task.scored(model) if hasattr(task, "scored") else None
         return found or (task.evaluate(model), None)
-
-
-def _cut_metrics(path: Path, step: int) -> None:
-    """Steps after the checkpoint are made again; their lines go, and a torn line with them."""
-    if path.exists():
-        kept = [line for line in path.read_bytes().splitlines(keepends=True) if _step_of(line) <= step]
-        write_atomically(path, b"".join(kept))
-
-
-def _step_of(line: bytes) -> float:
-    try:
-        return int(json.loads(line)["step"]) if line.endswith(b"\n") else math.inf
-    except (ValueError, KeyError, TypeError):
-        return math.inf
-
-
-def _write_record(metrics: Any, board: Any, record: Record) -> None:
-    _write_line(metrics, record)
-    if board is None:
-        return
-    flat = {**record, **{f"evaluation/{k}": v for k, v in record.get("evaluation", {}).items()}}
-    for name, value in flat.items():
-        if name != "step" and isinstance(value, int | float):
-            board.add_scalar(name, value, record["step"])
-
-
-def _write_line(file: TextIO, record: Record) -> None:
-    file.write(json.dumps(_json_safe(record), allow_nan=False) + "\n")
-    file.flush()
-
-
-def _sync(*files: TextIO) -> None:
-    for file in files:
-        os.fsync(file.fileno())
-
-
-def _json_safe(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _json_safe(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json_safe(v) for v in value]
-    return finite(value) if isinstance(value, float) else value
-
-
-def _epsilon_text(recipe: Recipe, epsilon: float | None) -> str:
-    if isinstance(recipe.bounding.adaptive, CarAdaptive):
-        return "no formal guarantee"
-    return "no privacy" if epsilon is None else f"epsilon {epsilon:.2f}"

@@ -219,7 +219,7 @@ def _settle(recipe: Recipe, sums: dict[str, float]) -> list[Advice]:
 def _larger_cohort(recipe: Recipe, plan: Plan, sums: dict[str, float]) -> list[Advice]:
     population, now = len(plan.weights), recipe.sampling.cohort
     larger = min(4 * now, population)
-    private = plan.event.private or bool(plan.spans)
+    private = plan.mechanism.multiplier > 0
     if larger <= now:
         more = "more users: all of them already take part in every step"
         cost = "more users at this cohort share lower the noise and not the guarantee"

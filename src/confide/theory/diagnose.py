@@ -10,16 +10,15 @@ from typing import Any
 
 import torch
 
+from confide.build import make_loop
 from confide.errors import UserError
 from confide.federated.bounding import Bounder
+from confide.federated.state import State
 from confide.federated.task import Task
-from confide.privacy.ledger import Ledger
 from confide.privacy.plan import Plan
 from confide.randomness import generator
 from confide.recipe import Recipe
-from confide.run import make_loop
 from confide.runs import checkpoint, folder
-from confide.runs.checkpoint import State
 from confide.speech.model import kind_of
 from confide.theory import norm, pfl_asr
 from confide.theory.advice import Advice, advise
@@ -167,9 +166,9 @@ def diagnose(
     first_loss: float | None = None,
 ) -> Diagnosis:
     """Probe users from a state of a run and split what holds it back into its causes. Nothing is released."""
-    loop = make_loop(recipe, lambda header: Ledger.create(None, header), task=task)
+    loop = make_loop(recipe, task=task)
     step = min(state.step, recipe.run.steps - 1)
-    rule, plan, layout = loop.bounder.at(state.bounds), loop.plan, loop.layout
+    rule, plan, layout = loop.bounds.rule(state), loop.plan, loop.layout
     measured = measure(loop.task, recipe.local, layout, plan.weights, state.parameters, step, users, draws, seed)
     if float(per_layer(layout, measured.still).sum()) == 0:
         raise UserError("every probed user's gradient is zero at this checkpoint; there is nothing to diagnose")
@@ -198,7 +197,7 @@ def _bound(
     norms = per_layer(measured.layout, measured.moving).sqrt()  # (users, draws, layers)
     intra = norms.var(dim=1, correction=1 if norms.shape[1] > 1 else 0).mean(dim=0)
     inter = norms.mean(dim=1).var(dim=0)
-    bounds = rule.layer_bounds if rule.rule.startswith("per_layer") else torch.full_like(intra, rule.sensitivity)
+    bounds = rule.layer_bounds if rule.per_layer else torch.full_like(intra, rule.sensitivity)
     layers = [
         pfl_asr.Layer(size, *map(float, rest))
         for size, *rest in zip(

@@ -202,18 +202,9 @@ def _sampling(sent: Tensor, measured: Measured, plan: Plan) -> tuple[float, floa
 
 def noise_squares(plan: Plan, rule: Bounder, layout: Layout) -> Tensor:
     """Expected squared norm of the noise on each tensor of the aggregate."""  # (layers,)
-    event = plan.event_at(rule.sensitivity)
-    sizes = torch.tensor(plan.noisy_sizes(layout.sizes), dtype=torch.float64)
-    if event.sensitivity is None:
-        return torch.zeros_like(sizes)
-    if plan.spans:
-        return sizes * (plan.partial_multiplier * event.sensitivity) ** 2
-    if not event.private:
-        return torch.zeros_like(sizes)
-    variance = (event.update_multiplier * event.sensitivity) ** 2
-    if event.sampler == "local":
-        variance *= float((plan.weights**2).sum()) / plan.rate
-    return sizes * variance
+    kind = plan.mechanism
+    sizes = torch.tensor(kind.noisy_sizes(layout.sizes), dtype=torch.float64)
+    return sizes * kind.variance(kind.event_at(0, rule.sensitivity))
 
 
 def _kept(x: float) -> float:

@@ -21,9 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from confide.federated.state import State
 from confide.recipe import Recipe, parse
-from confide.run import mean_of_recent, simulate
-from confide.runs.checkpoint import State
+from confide.runs.records import mean_of_recent
+from confide.runs.simulation import simulate
 from confide.theory.diagnose import Diagnosis, diagnose
 from confide.theory.problems import Layered, Shape
 from confide.theory.terms import CAUSES

@@ -12,6 +12,7 @@ m is the number of answers below which nobody helps to unmask the sum, so fewer 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,30 +22,40 @@ from torch import Tensor
 from confide.errors import UserError
 from confide.privacy.gaussian import Address
 from confide.privacy.ledger import FILE, Ledger
+from confide.privacy.mechanisms import Privacy
 from confide.privacy.plan import Plan, make_plan
-from confide.recipe import Recipe
+from confide.privacy.sampling import Sampling
 
 TAIL = 10.0
 """A Gaussian vector of d coordinates is longer than (sqrt(d) + 10) deviations with probability below 2e-22."""
 
 
+@dataclass(frozen=True)
+class OwnTerms:
+    """What this client's own copy of the recipe says about noise; `digest` names the recipe."""
+
+    privacy: Privacy
+    sampling: Sampling
+    steps: int
+    seed: int
+    digest: str
+
+
 class OwnNoise:
     """One client's noise in one run."""
 
-    def __init__(self, recipe: Recipe, bound: float, state: Path | None) -> None:
-        if recipe.privacy.trust == "local" and state is None:
+    def __init__(self, terms: OwnTerms, bound: float, state: Path | None) -> None:
+        if terms.privacy.trust == "local" and state is None:
             raise UserError("privacy.trust=local: give --state FOLDER, where this client keeps its own privacy ledger")
-        self.recipe, self.bound, self.state = recipe, bound, state
+        self.terms, self.bound, self.state = terms, bound, state
         self.plan: Plan | None = None
         self.ledger: Ledger | None = None
 
     def planned(self, population: int) -> Plan:
         """The plan of a federation of this size, made by this client."""
         if self.plan is None or len(self.plan.weights) != population:
-            recipe, weights = self.recipe, np.full(population, 1 / population)
-            made = make_plan(
-                recipe.privacy, recipe.sampling, weights, self.bound, recipe.run.steps, recipe.run.seed
-            )  # fmt: skip
+            terms, weights = self.terms, np.full(population, 1 / population)
+            made = make_plan(terms.privacy, terms.sampling, weights, self.bound, terms.steps, terms.seed)
             self.plan, self.ledger = made, self._open(made)
         return self.plan
 
@@ -54,18 +65,18 @@ class OwnNoise:
         book = self.ledger
         if book is None:
             raise AssertionError("a plan comes with a ledger")
-        if book.count >= self.recipe.run.steps:
+        if book.count >= self.terms.steps:
             raise UserError(
                 f"this client has answered {book.count} times, which is all that its guarantee was made for "
-                f"(run.steps={self.recipe.run.steps}); it answers no more in this run"
+                f"(run.steps={self.terms.steps}); it answers no more in this run"
             )
         attempt = book.record(step, plan.event, "client", repeatable=False)
         plan.source.add(update, weight * plan.event.update_multiplier * self.bound, Address(step, user + 1, attempt))
 
     def _open(self, plan: Plan) -> Ledger:
         header = {
-            "recipe": self.recipe.digest, "delta": plan.delta, "accountant": plan.accountant,
-            "adjacency": plan.event.adjacency, "noise_source": self.recipe.privacy.source,
+            "recipe": self.terms.digest, "delta": plan.delta, "accountant": plan.accountant,
+            "adjacency": plan.event.adjacency, "noise_source": self.terms.privacy.source,
             "for_release": not plan.source.repeatable,
         }  # fmt: skip
         if self.state is None:
@@ -75,7 +86,7 @@ class OwnNoise:
         if not path.exists() or (Ledger.drop_torn_line(path) and path.stat().st_size == 0):
             return Ledger.create(path, header)
         book = Ledger.read(path)
-        if book.header.get("recipe") != self.recipe.digest:
+        if book.header.get("recipe") != self.terms.digest:
             raise UserError(f"{path} is the ledger of another run; give each run its own --state folder")
         return book
 

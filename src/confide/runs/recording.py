@@ -1,0 +1,108 @@
+"""The files that a run writes while it goes: metrics, norms of each tensor, seconds, and TensorBoard's events."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from confide.errors import missing
+from confide.files import write_atomically
+from confide.run import Loop
+from confide.runs.records import Record, json_safe
+
+METRICS, LAYERS, TIMES = "metrics.jsonl", "layers.jsonl", "times.jsonl"
+
+
+class Recording:
+    """Open files of a run; use it in a `with`. Lines of steps that will be made again are cut off at the start."""
+
+    def __init__(self, folder: Path, loop: Loop, step: int) -> None:
+        self.folder, self.loop, self.step = folder, loop, step
+        self.stack = ExitStack()
+
+    def __enter__(self) -> Recording:
+        for name in (METRICS, LAYERS, TIMES):
+            _cut_after(self.folder / name, self.step)
+        self.board = self.stack.enter_context(_events(self.folder, self.step + 1))
+        self.metrics, self.layers, self.times = (
+            self.stack.enter_context((self.folder / name).open("a")) for name in (METRICS, LAYERS, TIMES)
+        )
+        if self.layers.tell() == 0:
+            layout = self.loop.layout
+            _write_line(self.layers, {"step": 0, "names": layout.names, "sizes": layout.sizes})
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.stack.close()
+
+    def write(self, record: Record, seconds: dict[str, float]) -> None:
+        """One step: its record, and the seconds of its parts."""
+        if "layers" in record:
+            _write_line(self.layers, record.pop("layers"))
+        _write_line(self.metrics, record)
+        spent = {name: round(each, 5) for name, each in seconds.items()}
+        _write_line(self.times, {"step": record["step"], **spent})
+        if self.board is None:
+            return
+        flat = {**record, **{f"evaluation/{k}": v for k, v in record.get("evaluation", {}).items()}}
+        for name, value in flat.items():
+            if name != "step" and isinstance(value, int | float):
+                self.board.add_scalar(name, value, record["step"])
+
+    def sync(self) -> None:
+        """Have everything on disk."""
+        for file in (self.metrics, self.layers, self.times):
+            os.fsync(file.fileno())
+
+
+@contextmanager
+def _events(folder: Path, first_step: int) -> Iterator[Any]:
+    """TensorBoard's writer, where TensorBoard is installed.
+
+    Its thread meets a full disk too and would print a traceback beside our own message.
+    """
+    if missing("tensorboard"):
+        yield None
+        return
+    from torch.utils.tensorboard import SummaryWriter
+
+    before = threading.excepthook
+
+    def hook(problem: threading.ExceptHookArgs) -> None:
+        if not isinstance(problem.exc_value, OSError):
+            before(problem)
+
+    threading.excepthook = hook
+    try:
+        board = SummaryWriter(str(folder), purge_step=first_step)
+        try:
+            yield board
+        finally:
+            board.close()
+    finally:
+        threading.excepthook = before
+
+
+def _cut_after(path: Path, step: int) -> None:
+    """Steps after the checkpoint are made again; their lines go, and a torn line with them."""
+    if path.exists():
+        kept = [line for line in path.read_bytes().splitlines(keepends=True) if _step_of(line) <= step]
+        write_atomically(path, b"".join(kept))
+
+
+def _step_of(line: bytes) -> float:
+    try:
+        return int(json.loads(line)["step"]) if line.endswith(b"\n") else math.inf
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+def _write_line(file: TextIO, record: Record) -> None:
+    file.write(json.dumps(json_safe(record), allow_nan=False) + "\n")
+    file.flush()
