@@ -13,6 +13,7 @@ from typing import Any
 
 from confide.errors import UserError
 from confide.federated.car_adaptive import NO_GUARANTEE, CarAdaptive
+from confide.federated.intervals import interval
 from confide.federated.items import Items
 from confide.federated.start import NOT_COVERED
 from confide.privacy.accountant import shown
@@ -20,7 +21,6 @@ from confide.privacy.planner import Point, grown
 from confide.privacy.trust.server_view import against_server
 from confide.recipe import Recipe
 from confide.report.shell import card
-from confide.runs.intervals import interval
 
 TARGET = 10.0
 NAMES = {"wer": "word error rate, %", "accuracy": "accuracy", "suboptimality": "suboptimality"}

@@ -189,10 +189,11 @@ def measure(recipe: Recipe) -> dict[str, Any]:
 
 
 def _measure_search(recipe: Recipe) -> dict[str, Any]:
+    from confide.runs.evaluation import evaluate_retrieval
     from confide.runs.library import open_search
 
     began = time.process_time()
-    found = open_search(recipe, "search", quiet=True).evaluate()
+    found = evaluate_retrieval(open_search(recipe, "search", quiet=True))
     return {
         "accuracy": 100 * found.scores.top_1, "top_k": 100 * found.scores.top_k, "loss": found.loss, "curve": [],
         "seconds": time.process_time() - began, "at_once": 0.0, "parameters": 0, "epsilon": None,

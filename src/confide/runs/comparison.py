@@ -1,7 +1,7 @@
 """Several runs side by side: what they came to, with intervals, and which differences are real.
 
 Runs are only compared where the test set is the same, by content; the intervals of their differences are paired. How a
-difference is judged: `confide.runs.intervals`. The judgement is about these models: a recipe that is trained again
+difference is judged: `confide.federated.intervals`. The judgement is about these models: a recipe that is trained again
 with another seed gives another model, and only several seeds say how far apart two recipes are.
 """
 
@@ -15,11 +15,11 @@ from typing import Any
 
 from confide.errors import UserError
 from confide.federated import items as scores
+from confide.federated.intervals import LEVEL, Difference, difference, holm, interval
 from confide.federated.items import Items
 from confide.recipe import Recipe
 from confide.report.headline import main_metric
 from confide.runs import folder as runs
-from confide.runs.intervals import LEVEL, Difference, difference, holm, interval
 
 REAL = 0.05
 
@@ -134,13 +134,12 @@ def items_of(folder: Path, recipe: Recipe) -> Items | None:
     if held is not None:
         return held
     from confide.build import make_task
-    from confide.runs.recogniser import held_parameters
+    from confide.runs.parameters import load_parameters_of
 
     task = make_task(recipe.task, recipe.run.seed)
     if not hasattr(task, "scored"):
         return None
-    shapes = {name: tuple(tensor.shape) for name, tensor in task.initial_parameters().items()}
-    _, found = runs.scored(task, held_parameters(folder, shapes))
+    _, found = runs.scored(task, load_parameters_of(folder, task))
     if found is not None:
         scores.write(folder, found)
     return found
