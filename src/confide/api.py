@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from confide.errors import UserError
+from confide.files import read_json_lines
 from confide.recipe import Recipe
 from confide.recipe import load as load_recipe
 from confide.recipe import parse as parse_recipe
@@ -73,9 +74,7 @@ class Run:
     @property
     def records(self) -> list[dict[str, Any]]:
         """One for every central step so far."""
-        from confide.report.page import whole_lines
-
-        return whole_lines(self.folder / runs.METRICS)
+        return read_json_lines(self.folder / runs.METRICS)
 
     @property
     def ledger(self) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from confide.privacy.planner import Point, grown
 from confide.privacy.trust.server_view import against_server
 from confide.recipe import Recipe
 from confide.report.shell import card
+from confide.runs.comparison import main_metric
 
 TARGET = 10.0
 NAMES = {"wer": "word error rate, %", "accuracy": "accuracy", "suboptimality": "suboptimality"}
@@ -31,11 +32,6 @@ def headline(recipe: Recipe, summary: dict[str, Any] | None, items: Items | None
         return "<p class=note>This run is not finished. What is below is what it has recorded so far.</p>"
     cards = [_metric(summary, items), _epsilon(recipe, summary), _population(summary)]
     return f"<div class=cards>{''.join(cards)}</div>{_promise(recipe, summary)}"
-
-
-def main_metric(summary: dict[str, Any]) -> str:
-    """The one that sums the task up; runs before it was recorded have it first."""
-    return str(summary.get("metric") or next(iter(summary["metrics"])))
 
 
 def guess(epsilon: float, delta: float) -> float:

@@ -7,7 +7,6 @@ was evaluated.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from confide.files import read_json_lines
 from confide.speech.model import kind_of
 
 Array = NDArray[np.float64]
@@ -58,11 +58,11 @@ def depth(name: str) -> int | None:
 
 
 def read_layers(path: Path) -> Layers | None:
-    """The whole lines of a run's record; none if there is not a single step in it."""
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    """A run's record; none if there is not a single step in it."""
+    lines = read_json_lines(path)
     if len(lines) < 2:
         return None
-    first, *records = (json.loads(line) for line in lines)
+    first, *records = lines
     known = ("delta", "delta_deviation", "bounded", "clipped", "signal", "noise", "weights")
     fields = [field for field in known if field in records[0]]
     return Layers(

@@ -35,7 +35,7 @@ from confide.errors import UserError
 from confide.privacy.ledger import Ledger
 from confide.recipe import Recipe, load
 from confide.report.figures.retrieval import draw_bars, draw_curves
-from confide.reproduce.grid import Result, cached_task, claim, run_cells, write_rows
+from confide.reproduce.grid import Result, cached_task, claim, run_cells, text_table, write_rows
 from confide.run import make_loop
 
 SEARCH, SOFT_SEARCH, HEAD, BOTH = "search", "adapter + search", "head", "adapter + head"
@@ -315,16 +315,11 @@ def _text(
     drawn: list[Path],
 ) -> str:  # fmt: skip
     who = "" if what == "figure7" else f" on {encoder}"
-    widths = {name: max(len(name), *(len(str(row[name])) for row in rows)) for name in rows[0]}
     lines = [f"CAR {what}{who}: test accuracy, %, mean of {seeds} seeds; the paper's beside it"]
-    lines.append("  ".join(f"{name:>{widths[name]}}" for name in widths))
-    lines += ["  ".join(f"{row[name]!s:>{widths[name]}}" for name in widths) for row in rows]
+    lines += text_table(rows, list(rows[0]))
     lines += [
         f"{'holds' if one['holds'] else 'DOES NOT HOLD'}: {one['claim']}: {one['value']:.2f} "
         f"(threshold {one['threshold']:.2f})"
         for one in claims
     ]
     return "\n".join([*lines, f"figures: {', '.join(map(str, drawn))}; rows: {folder / 'rows.csv'}"])
-
-
-__all__ = ["TABLES", "Cell", "measure", "reproduce"]

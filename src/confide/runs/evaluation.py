@@ -101,7 +101,7 @@ class TaskEvaluation:
         return {"task": self.task, "run": self.run, "metrics": safe}
 
 
-Evaluation = SpeechEvaluation | RetrievalEvaluation | TaskEvaluation
+RunEvaluation = SpeechEvaluation | RetrievalEvaluation | TaskEvaluation
 
 
 def evaluate(
@@ -110,7 +110,7 @@ def evaluate(
     settings: Sequence[str] = (),
     language_model: Path | None = None,
     quiet: bool = False,
-) -> Evaluation:
+) -> RunEvaluation:
     """Score the model of a finished run, or a recipe of plain search; `settings` are words of --set."""
     if _is_retrieval(run):
         if corpus is not None or language_model is not None:
