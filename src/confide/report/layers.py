@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from confide.files import read_json_lines
+from confide.runs.folder import LAYERS
 from confide.speech.model import kind_of
 
 Array = NDArray[np.float64]
-FILE = "layers.jsonl"
 FEWEST = 5
 """Tensors that a model must have to be worth a figure."""
 
@@ -45,6 +45,12 @@ class Layers:
         """Of all these tensors together, at each step."""  # (steps,)
         return np.asarray(np.sqrt(np.square(self.values[what][:, list(places)]).sum(axis=1)))
 
+    def ratios(self) -> dict[str, Array]:
+        """Signal over noise at each step, of each kind that has noise."""  # (steps,)
+        noises = {what: self.norm("noise", places) for what, places in self.kinds.items()}
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return {what: self.norm("signal", self.kinds[what]) / own for what, own in noises.items() if own.any()}
+
 
 def kind(name: str) -> str:
     """What a tensor is, wherever in the model it stands."""
@@ -55,6 +61,13 @@ def depth(name: str) -> int | None:
     """The number of a tensor's block; none outside the blocks."""
     found = re.search(r"(?:^|\.)(\d+)\.", name)
     return int(found[1]) if found else None
+
+
+def layers_to_draw(folder: Path) -> Layers | None:
+    """What a run recorded of its tensors; none where no step, too few tensors or no update is on record."""
+    layers = read_layers(folder / LAYERS)
+    worth = layers is not None and len(layers.names) >= FEWEST and (layers.values["delta"] > 0).any()
+    return layers if worth else None
 
 
 def read_layers(path: Path) -> Layers | None:

@@ -1,8 +1,8 @@
-"""Several runs side by side: what they came to, with intervals, and which differences are real.
+"""Several runs side by side: their metrics with intervals, and which differences are real.
 
-Runs are only compared where the test set is the same, by content; the intervals of their differences are paired. How a
-difference is judged: `confide.federated.intervals`. The judgement is about these models: a recipe that is trained again
-with another seed gives another model, and only several seeds say how far apart two recipes are.
+Runs are only compared where the content of their test sets is the same; the intervals of their differences are paired.
+`confide.federated.intervals` says how a difference is judged. The judgement is about these models: a recipe that is
+trained again with another seed gives another model, and only several seeds say how far apart two recipes are.
 """
 
 from __future__ import annotations

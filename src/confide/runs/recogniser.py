@@ -28,7 +28,7 @@ from confide.speech.tokens import Tokens
 
 def language_of(settings: CorpusSettings) -> Language:
     """The language of a corpus that need not be here. The kinds without such a setting are English."""
-    language: Language = getattr(settings, "language", "en")
+    language: Language = settings.model_dump(include={"language"}).get("language", "en")
     return language
 
 

@@ -1,6 +1,6 @@
 """Following a run from outside: `confide watch`. It reads what the run writes and touches nothing.
 
-Whether a process works in the folder is seen at its lock. Taking the lock to see it would last microseconds; a run that
+The folder's lock says whether a process works in it. To look at the lock we take it for some microseconds; a run that
 starts in that very moment tries again.
 """
 
