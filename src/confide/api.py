@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from confide.errors import UserError
+from confide.files import read_json_lines
 from confide.recipe import Recipe
 from confide.recipe import load as load_recipe
 from confide.recipe import parse as parse_recipe
@@ -64,18 +65,16 @@ class Run:
     @property
     def model(self) -> dict[str, Tensor]:
         """The trained tensors, by name."""
-        from safetensors.torch import load_file
+        from confide.runs.parameters import read_tensors
 
         if not (self.folder / runs.MODEL).is_file():
             raise UserError(f"{self.folder} holds no model yet; go on with confide.resume({str(self.folder)!r})")
-        return load_file(self.folder / runs.MODEL)
+        return read_tensors(self.folder)
 
     @property
     def records(self) -> list[dict[str, Any]]:
         """One for every central step so far."""
-        from confide.report.page import whole_lines
-
-        return whole_lines(self.folder / runs.METRICS)
+        return read_json_lines(self.folder / runs.METRICS)
 
     @property
     def ledger(self) -> dict[str, Any]:
@@ -134,18 +133,17 @@ def evaluate(
     run: str | Path | Run, corpus: str | None = None, sets: Sets = (), language_model: str | Path | None = None
 ) -> dict[str, Any]:
     """`confide evaluate RUN --json`."""
-    from confide.commands.speech import evaluation
+    from confide.runs import evaluation
 
-    place = run.folder if isinstance(run, Run) else Path(run)
     arpa = None if language_model is None else Path(language_model)
-    return evaluation(place, corpus, _words(sets), arpa, quiet=True).document
+    return evaluation.evaluate(_folder_of(run), corpus, _words(sets), arpa, quiet=True).to_json()
 
 
 def compare(*folders: str | Path | Run) -> Comparison:
     """`confide compare RUN...`."""
     from confide.runs import comparison
 
-    return comparison.compare([each.folder if isinstance(each, Run) else Path(each) for each in folders])
+    return comparison.compare([_folder_of(each) for each in folders])
 
 
 def plan(
@@ -185,6 +183,10 @@ def plan(
         f"left out: {', '.join(left) or 'nothing'}; leave out exactly one of target_epsilon, noise (noise_multiplier "
         "or noise_per_user), cohort, population and rounds, the last three as whole numbers: that one is the answer"
     )
+
+
+def _folder_of(run: str | Path | Run) -> Path:
+    return run.folder if isinstance(run, Run) else Path(run)
 
 
 def _words(sets: Sets) -> list[str]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from confide.errors import UserError
 
@@ -39,6 +40,12 @@ def write_atomically(path: Path, content: bytes, suffix: str = ".tmp") -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file; a process that was killed may have left a part of one at the end."""
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return [json.loads(line) for line in lines]
 
 
 def digest(pieces: Iterable[str | bytes | Tensor | np.ndarray]) -> str:

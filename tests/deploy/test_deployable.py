@@ -9,7 +9,7 @@ from confide.errors import UserError
 
 pytest.importorskip("flwr", reason="deployment needs the extra deploy")
 
-from confide.deploy.client import Refused
+from confide.deploy.client import RefusedByClient
 from confide.deploy.deployment import _told, check_deployable
 
 
@@ -39,8 +39,8 @@ def test_an_ordinary_recipe_is_taken_by_server_and_client() -> None:
 @pytest.mark.parametrize("with_data", [False, True])
 def test_a_client_never_runs_code_that_a_server_names(with_data: bool) -> None:
     hostile = recipe.load("convex/digits", ["task={kind: python, factory: 'os:system', options: {command: id}}"])
-    with pytest.raises(Refused, match=r"code of its choice here \(task.factory=os:system\)"):
+    with pytest.raises(RefusedByClient, match=r"code of its choice here \(task.factory=os:system\)"):
         _told(hostile.model_dump_json(), with_data)
     rule = recipe.load("convex/digits", ["bounding={rule: python, function: 'os:system', bound: 1}"])
-    with pytest.raises(Refused, match=r"code of its choice here \(bounding.function=os:system\)"):
+    with pytest.raises(RefusedByClient, match=r"code of its choice here \(bounding.function=os:system\)"):
         _told(rule.model_dump_json(), with_data)

@@ -17,7 +17,7 @@ pytest.importorskip("flwr", reason="deployment needs Flower: pip install 'confid
 
 
 from confide.build import make_loop, make_task
-from confide.deploy.client import Member, OwnData, Refused
+from confide.deploy.client import OwnData, RefusedByClient, TrainingClient
 from confide.deploy.deployment import Client
 from confide.deploy.parcels import Parcel
 from confide.deploy.rehearsal import Local, engine
@@ -192,7 +192,7 @@ def test_hostile_clients_reach_neither_model_nor_ledger_beyond_the_bound(data: s
         "privacy.target_epsilon=null", "privacy.delta=null", "central={kind: sgd, learning_rate: 1}"])  # fmt: skip
     values = st.one_of(st.floats(width=32), st.sampled_from([float("nan"), float("inf"), 3e38]))
 
-    class Hostile(Member):
+    class Hostile(TrainingClient):
         def answer(self, kind: str, parcel: Parcel) -> Parcel:
             made = super().answer(kind, parcel)
             if kind == JOIN:
@@ -212,7 +212,7 @@ def test_hostile_clients_reach_neither_model_nor_ledger_beyond_the_bound(data: s
         from confide.deploy.deployment import remote_engine
 
         shares = {node: [node, node + 3] for node in range(3)}
-        link = Local({n: (Hostile if n else Member)(recipe, task, users) for n, users in shares.items()})
+        link = Local({n: (Hostile if n else TrainingClient)(recipe, task, users) for n, users in shares.items()})
         return remote_engine(recipe, task, plan, link, shares, Terms(deadline=5, poll=0, minimum=0.0))
 
     loop = make_loop(recipe, remote=make)
@@ -228,7 +228,7 @@ def test_hostile_clients_reach_neither_model_nor_ledger_beyond_the_bound(data: s
 def test_clients_that_do_not_fit_are_refused_at_the_door_with_the_reason(tiny: str) -> None:
     recipe = load(tiny, [])
     task = make_task(recipe.task, 0)
-    member = Member(recipe, task, [0, 1])
+    member = TrainingClient(recipe, task, [0, 1])
     door = Door(member.identity, {7: [0, 1], 8: [2]}, 12)
     facts = dict(member.answer(JOIN, Parcel(member.identity.facts())).facts)
     assert "refuses" not in facts
@@ -244,15 +244,15 @@ def test_clients_that_do_not_fit_are_refused_at_the_door_with_the_reason(tiny: s
 
 def test_a_client_refuses_a_server_that_does_not_fit(tiny: str) -> None:
     recipe, other = load(tiny, []), load(tiny, ["local.learning_rate=0.2"])
-    member = Member(recipe, make_task(recipe.task, 0), [0])
-    theirs = Member(other, make_task(other.task, 0), [0]).identity
+    member = TrainingClient(recipe, make_task(recipe.task, 0), [0])
+    theirs = TrainingClient(other, make_task(other.task, 0), [0]).identity
     assert "another recipe" in member.answer(JOIN, Parcel(theirs.facts())).facts["refuses"]
     model = {"model": torch.zeros(6, dtype=torch.float64).numpy()}
     good = {"run": "r", "step": 0, "nonce": "n", "user": 0, "weight": 0.1, **member.identity.facts()}
     for bad, reason in (
         (theirs.facts(), "another recipe"), ({"user": 3}, "asks for user 3"), ({"weight": 2.0}, "weight of 2.0"),
     ):  # fmt: skip
-        with pytest.raises(Refused, match=reason):
+        with pytest.raises(RefusedByClient, match=reason):
             member.answer(TRAIN, Parcel({**good, **bad}, model))
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +21,6 @@ from torch import Tensor
 from confide.errors import UserError
 from confide.privacy import factorisation as f
 from confide.randomness import generator
-from confide.report.figures.factorisation import draw_factorisation
 
 Array = NDArray[np.float64]
 SIGNED = np.array([1.0, -0.6, 0.3])
@@ -296,9 +297,20 @@ def test_banded_noise_beats_independent_noise_and_trees_at_the_same_privacy() ->
         assert total[name] < 0.40 * total["binary tree"]
 
 
+def _benchmark() -> Any:
+    """The script beside the package that draws the figure of the documentation."""
+    place = Path(__file__).parents[2] / "benchmarks" / "factorisation.py"
+    spec = importlib.util.spec_from_file_location("factorisation_benchmark", place)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def test_the_figure_is_drawn(tmp_path: Path) -> None:
     tables = {rounds: f.compare(rounds, 10, (2, 4)) for rounds in (10, 30)}
-    path = draw_factorisation(tmp_path / "figures" / "error.png", 10, tables)
+    path = _benchmark().draw_factorisation(tmp_path / "figures" / "error.png", 10, tables)
     assert path.read_bytes().startswith(b"\x89PNG")
 
 

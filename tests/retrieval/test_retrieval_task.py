@@ -128,7 +128,7 @@ def test_evaluation_says_what_the_ranks_say(task: Callable[..., Retrieval]) -> N
     labels = made.corpus.test.labels
     hidden = made.encoder.hidden(made.encoder.tokens(made.corpus.test.texts))
     ranks = ranks_from_scores(head.forward(made.settings.head, start, hidden), torch.from_numpy(labels))
-    scores = summarise(ranks, labels, list("abcdef"), 2, DRAW)
+    scores = summarise(ranks, labels, list("abcdef"), 2)
     found = made.evaluate(start)
     items = made.scored(start)[1]
     assert items.value == pytest.approx(found["accuracy"])

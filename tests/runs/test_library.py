@@ -22,6 +22,7 @@ from confide.recipe import parse
 from confide.retrieval.data import Document
 from confide.retrieval.generation import LocalModel, chat_server, printable, prompt
 from confide.runs import folder
+from confide.runs.evaluation import evaluate_retrieval
 from confide.runs.library import Library, open_run
 
 pytestmark = pytest.mark.usefixtures("no_figures_here")
@@ -97,12 +98,19 @@ def call(capsys: pytest.CaptureFixture[str]) -> Call:
 
 
 def test_evaluate_agrees_with_the_runs_own_evaluation(finished: Path, library: Library) -> None:
-    own, found = folder.summary_of(finished)["metrics"], library.evaluate()
+    own, found = folder.summary_of(finished)["metrics"], evaluate_retrieval(library)
     assert (found.scores.top_1, found.scores.top_k) == (own["accuracy"], own["top_k"])
     assert (found.scores.mrr, found.scores.ndcg_10) == pytest.approx((own["mrr"], own["ndcg10"]))
     assert found.loss == pytest.approx(own["test_loss"], rel=1e-5)
     assert found.scores.low <= found.scores.top_1 <= found.scores.high
     assert sum(own_class.queries for own_class in found.scores.per_class) == found.scores.queries
+
+
+def test_the_page_states_the_interval_that_evaluate_prints(tiny_run: Callable[..., Path]) -> None:
+    run = tiny_run("head", method="head")
+    found = evaluate_retrieval(open_run(run, quiet=True)).scores
+    assert found.low < found.top_1 < found.high
+    assert f"95 % interval {found.low:.4g} to {found.high:.4g}, from drawing" in (run / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -117,7 +125,7 @@ def test_evaluate_agrees_with_the_runs_own_evaluation(finished: Path, library: L
 )
 def test_each_trained_combination_is_evaluated_as_its_run_was(tiny_run: Callable[..., Path], task: Any) -> None:
     run = tiny_run("-".join(task), **task) if "experts" in task else tiny_run(task["method"], **task)
-    found = open_run(run, quiet=True).evaluate()
+    found = evaluate_retrieval(open_run(run, quiet=True))
     own = folder.summary_of(run)["metrics"]
     assert (found.scores.top_1, found.scores.top_k) == (own["accuracy"], own["top_k"])
     assert found.loss == pytest.approx(own["test_loss"], rel=1e-4)

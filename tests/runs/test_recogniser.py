@@ -18,12 +18,14 @@ import typer
 from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
-from confide.commands.corpus import _kinds
 from confide.commands.speech import mount
 from confide.errors import UserError
 from confide.recipe import parse
 from confide.runs import folder
-from confide.runs.recogniser import evaluate, held_parameters, language_of, load_recogniser
+from confide.runs.corpus_choice import corpus_kinds
+from confide.runs.evaluation import evaluate_speech
+from confide.runs.parameters import load_parameters
+from confide.runs.recogniser import language_of, load_recogniser
 from confide.speech.corpora import CorpusSettings, read_corpus
 from confide.speech.corpus import read_audio
 from confide.speech.transcribe import windows
@@ -127,7 +129,7 @@ def files(learned: Learned, tmp_path: Path) -> dict[str, Path]:
 
 def test_the_language_of_a_corpus_follows_from_its_settings_alone(learned: Learned, tmp_path: Path) -> None:
     assert language_of(SyntheticSettings(language="fr")) == "fr"
-    without = {kind for kind, model in _kinds().items() if "language" not in model.model_fields}
+    without = {kind for kind, model in corpus_kinds().items() if "language" not in model.model_fields}
     assert without == {"librispeech", "an4", "audiomnist", "fsdd"}  # English, all of them
     given: Any = {"kind": "folder", "folder": learned.corpus, "language": "de"}
     settings: CorpusSettings = TypeAdapter(CorpusSettings).validate_python(given)
@@ -158,7 +160,7 @@ def test_a_model_that_does_not_fit_its_recipe_is_refused(learned: Learned, tmp_p
     shapes = {name: tuple(t.shape) for name, t in load_recogniser(learned.run).parameters.items()}
     del shapes["norm.scale"]
     with pytest.raises(UserError, match=r"norm\.scale should be nothing but \(32,\) was found"):
-        held_parameters(learned.run, shapes)
+        load_parameters(learned.run, shapes)
 
 
 # Evaluating
@@ -234,7 +236,7 @@ def test_a_corpus_in_another_language_is_refused_before_it_is_read(learned: Lear
     from dataclasses import replace
 
     with pytest.raises(UserError, match="is in 'de'"):
-        evaluate(load_recogniser(learned.run), replace(corpus, language="de"), quiet=True)
+        evaluate_speech(load_recogniser(learned.run), replace(corpus, language="de"), quiet=True)
 
 
 @pytest.mark.parametrize(

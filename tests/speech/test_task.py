@@ -25,6 +25,7 @@ from confide.federated.parameters import Layout, flatten
 from confide.randomness import generator
 from confide.recipe import Recipe, parse
 from confide.runs import folder
+from confide.runs.evaluation import evaluate
 from confide.runs.simulation import simulate
 from confide.speech.corpus import counted
 from confide.speech.settings import SpeechSettings
@@ -270,8 +271,22 @@ def test_a_run_is_scored_in_percent_on_the_test_speakers(place: Path, finished: 
     task = speech(place)
     assert set(task.test.speakers).isdisjoint(task.store.speakers)
     assert metrics == task.evaluate(load_file(finished / folder.MODEL))
-    scores, loss = task.heard(load_file(finished / folder.MODEL), task.test)
-    assert (metrics["wer"], metrics["test_loss"]) == (100 * scores.wer.value, loss)
+    found = evaluate(finished, quiet=True).to_json()
+    assert (metrics["wer"], metrics["cer"]) == (found["wer"]["percent"], found["cer"]["percent"])
+
+
+def test_the_page_states_the_interval_that_evaluate_prints(place: Path) -> None:
+    """A run whose two speakers are understood differently well, or there would be nothing to compare."""
+    half_trained = document(place, corpus=voices(place, "seed", 4), test=voices(place, "seed", 6), pool=1, augment=None)
+    half_trained |= {"sampling": {"kind": "fixed", "cohort": 1}, "local": {"steps": 1, "learning_rate": 1.0}}
+    half_trained |= {"bounding": {"rule": "none"}, "central": {"kind": "adam", "learning_rate": 0.01}}
+    half_trained["run"] = {"steps": 150, "checkpoint_every": 1000}
+    half_trained["evaluation"] = {"every": 1000}
+    folder.train(parse(half_trained), place / "half", quiet=True)
+    found = evaluate(place / "half", quiet=True).to_json()["wer"]
+    assert found["low"] < found["percent"] < found["high"]
+    stated = f"95 % interval {found['low']:.4g} to {found['high']:.4g}, from drawing the 6 speakers"
+    assert stated in (place / "half" / "report.html").read_text()
 
 
 def with_local(place: Path, **local: Any) -> Recipe:
@@ -316,8 +331,8 @@ def test_the_scores_of_each_utterance_add_up_to_the_error_rate(place: Path, fini
     assert found.value == pytest.approx(folder.summary_of(finished)["metrics"]["wer"])
     assert found.names == tuple(sorted(task.test.speakers))
     assert len(found.counts) == task.test.examples.sum()
-    scores, _ = task.heard(load_file(finished / folder.MODEL), task.test)
-    assert {name: value / 100 for name, value, _, _ in found.table()} == pytest.approx(scores.of_speaker)
+    speakers = {speaker["name"]: speaker["wer"] for speaker in evaluate(finished, quiet=True).to_json()["speakers"]}
+    assert {name: value for name, value, _, _ in found.table()} == pytest.approx(speakers)
 
 
 def test_another_test_corpus_has_another_name(place: Path, finished: Path) -> None:

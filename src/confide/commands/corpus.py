@@ -14,8 +14,6 @@ from confide.errors import UserError
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from confide.speech.corpora import CorpusSettings
-    from confide.speech.corpus import Corpus
     from confide.speech.statistics import Statistics
 
 app = typer.Typer(
@@ -55,10 +53,15 @@ Shown = Annotated[int, typer.Option("--skipped", min=0, help="How many skipped u
 @app.command("list")
 def list_kinds(as_json: Json = False) -> None:
     """Which kinds of corpus there are, and what each of them can be given."""
-    kinds = _kinds()
+    from confide.runs.corpus_choice import corpus_kinds, own_fields_first
+
+    kinds = corpus_kinds()
     if as_json:
         described = {
-            kind: {"about": _about(model), "settings": {key: field.description for key, field in _fields(model)}}
+            kind: {
+                "about": _about(model),
+                "settings": {key: field.description for key, field in own_fields_first(model)},
+            }
             for kind, model in kinds.items()
         }
         _print_json(described)
@@ -68,11 +71,11 @@ def list_kinds(as_json: Json = False) -> None:
     for kind, model in kinds.items():
         shared = SpeakerSettings.model_fields if issubclass(model, SpeakerSettings) else {}
         typer.echo(f"{kind}: {_about(model)}")
-        _show_settings([(key, field) for key, field in _fields(model) if key not in shared])
+        _show_settings([(key, field) for key, field in own_fields_first(model) if key not in shared])
         typer.echo("")
     also = [kind for kind, model in kinds.items() if issubclass(model, SpeakerSettings)]
     typer.echo(f"Also for {', '.join(also)}:")
-    _show_settings(_fields(SpeakerSettings))
+    _show_settings(own_fields_first(SpeakerSettings))
 
 
 @app.command()
@@ -94,14 +97,16 @@ def stats(
     Reads only the headers of the files, unless --thorough is given. Whatever cannot be used is counted and named:
     audio longer than 30 s (max_seconds), empty text, files that are missing, truncated or no audio.
     """
+    from confide.runs.corpus_choice import check_corpus, parse_setting, read_with_bar
+
     given = {"folder": folder, "subset": subset, "language": language, "share": share, "users": "iid" if iid else None}
     document = {key: value for key, value in given.items() if value is not None}
     for word in settings or []:
-        key, value = _setting(word)
+        key, value = parse_setting(word)
         document[key] = value
     if figure is not None and figure.suffix.lower() != ".png":
         raise UserError(f"--figure {figure}: expected a file whose name ends in .png")
-    corpus = _read(_checked(kind, document), thorough)
+    corpus = read_with_bar(check_corpus(kind, document), thorough)
 
     from confide.speech.statistics import statistics
 
@@ -129,82 +134,6 @@ def _show_settings(fields: list[tuple[str, Any]]) -> None:
         typer.echo(f"    {key} ({default}): {field.description}")
 
 
-def _kinds() -> dict[str, type[BaseModel]]:
-    from typing import get_args
-
-    from confide.speech.corpora import CorpusSettings
-
-    models = get_args(get_args(CorpusSettings)[0])
-    return {model.model_fields["kind"].default: model for model in models}
-
-
-def _checked(kind: str, document: dict[str, Any]) -> CorpusSettings:
-    """The settings of a kind, with every mistake in one message."""
-    from difflib import get_close_matches
-
-    from pydantic import ValidationError
-
-    kinds = _kinds()
-    if kind not in kinds:
-        close = get_close_matches(kind, kinds, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise UserError(f"no kind of corpus is called {kind!r}; expected one of {', '.join(kinds)}{hint}")
-    try:
-        settings: Any = kinds[kind].model_validate(document)
-    except ValidationError as error:
-        problems = "\n".join(f"  - {_explained(kinds[kind], kind, problem)}" for problem in error.errors())
-        raise UserError(f"these settings do not fit the corpus {kind}:\n{problems}") from None
-    return settings  # type: ignore[no-any-return]
-
-
-def _explained(model: type[BaseModel], kind: str, problem: Any) -> str:
-    where = ".".join(str(part) for part in problem["loc"]) or kind
-    if problem["type"] == "extra_forbidden":
-        return f"{where}: {kind} has no such setting; it has {', '.join(key for key, _ in _fields(model))}"
-    if problem["type"] == "missing":
-        return f"{where}: required ({model.model_fields[where].description})"
-    expected = problem["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    given = f"{where}={problem['input']}" if problem["loc"] else where
-    return f"{given}: expected {expected}"
-
-
-def _setting(word: str) -> tuple[str, Any]:
-    import yaml
-
-    from confide.recipe import read_yaml
-
-    key, equals, text = word.partition("=")
-    if not equals or not key.strip():
-        raise UserError(f"--set {word!r} is not of the form key=value")
-    try:
-        return key.strip(), read_yaml(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"--set {word!r}: the value is not valid YAML: {error}") from None
-
-
-def _read(settings: CorpusSettings, thorough: bool) -> Corpus:
-    """Read with a bar on a terminal; a large corpus has a million headers."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from confide.speech.corpora import read_corpus
-    from confide.speech.corpora.listing import verified
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("headers", total=None)
-
-        def said(done: int, total: int) -> None:
-            if done % 64 == 0 or done == total:
-                bar.update(task, completed=done, total=total)
-
-        corpus = read_corpus(settings, said)
-        if thorough:
-            bar.update(task, description="audio", completed=0)
-            corpus = verified(corpus, said)
-    return corpus
-
-
 def _show(counts: Statistics) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -229,13 +158,6 @@ def _show(counts: Statistics) -> None:
     reasons = ", ".join(f"{count:,} {kind}" for kind, count in counts.skipped.items())
     left_out = sum(counts.skipped.values())
     typer.echo(f"{counts.utterances:,} utterances used, {left_out:,} skipped{f' ({reasons})' if reasons else ''}")
-
-
-def _fields(model: type[BaseModel]) -> list[tuple[str, Any]]:
-    """A kind's own settings first, what all kinds have last."""
-    own = model.__annotations__
-    fields = [(key, field) for key, field in model.model_fields.items() if key != "kind"]
-    return sorted(fields, key=lambda item: item[0] not in own)
 
 
 def _about(model: type[BaseModel]) -> str:

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from confide.errors import UserError
-
 if TYPE_CHECKING:
     from confide.retrieval.generation import Generator
     from confide.retrieval.metrics import ClassScore
-    from confide.runs.library import Evaluation, Found, Library
+    from confide.runs.evaluation import RetrievalEvaluation
+    from confide.runs.library import RetrievedDocument
 
 _FEW = 4  # classes shown at either end
 _WIDTH = 200  # characters of a document on the terminal
@@ -52,7 +51,9 @@ def retrieve(
 
     Example: `confide retrieve runs/desk "my fridge rattles all night" -k 3`
     """
-    library = _open(run, settings or [], quiet=as_json)
+    from confide.runs.library import open_library
+
+    library = open_library(run, settings or [], quiet=as_json)
     found = library.find(query, k)
     if as_json:
         _print_json(
@@ -102,10 +103,11 @@ def answer(
     Example: `confide answer runs/desk "why is my fridge so loud?" --url http://localhost:8080/v1 --model llama`
     """
     from confide.retrieval.generation import prompt
+    from confide.runs.library import open_library
 
     shown = stream and not as_json
     generator = None if url is None else _server(url, model, token_variable, shown, max_tokens, timeout)
-    library = _open(run, settings or [], quiet=as_json)
+    library = open_library(run, settings or [], quiet=as_json)
     found = library.find(query, k)
     generator = generator or _local(model, max_tokens)
     pieces = _show_piece if shown else _keep_silent
@@ -125,40 +127,6 @@ def answer(
     print(f"\nsources ({library.method}; answer by {generator.name}):")
     for each in found:
         print(f"  [{each.rank}] {each.score:.4f}  {_named(each)}")
-
-
-def evaluation(run: Path, settings: list[str], quiet: bool) -> Evaluation:
-    """`confide evaluate` for retrieval: a finished run, or a recipe of plain search."""
-    return _open(run, settings, quiet).evaluate()
-
-
-def is_retrieval(run: Path) -> bool:
-    """Whether this is a run of retrieval, or a recipe of it."""
-    from confide import recipe
-    from confide.runs import folder
-
-    found = recipe.load(str(run)) if names_recipe(run) else folder.held_recipe(run)
-    return found.task.kind == "retrieval"
-
-
-def names_recipe(place: Path) -> bool:
-    """Whether a place is a recipe, by its shipped name or its file, and not a run."""
-    from confide import recipe
-
-    named = str(place) in recipe.shipped() or (place.suffix in (".yaml", ".yml") and place.is_file())
-    return named and not place.is_dir()
-
-
-def _open(place: Path, overrides: list[str], quiet: bool) -> Library:
-    """A finished run by its folder, or a recipe of plain search by its name or file."""
-    from confide import recipe
-    from confide.runs.library import open_run, open_search
-
-    if names_recipe(place):
-        return open_search(recipe.load(str(place), overrides), str(place), quiet)
-    if overrides:
-        raise UserError(f"--set changes a recipe, and {place} is a run; drop it, or name the recipe")
-    return open_run(place, quiet)
 
 
 def _server(url: str, model: str | None, variable: str, stream: bool, tokens: int, seconds: float) -> Generator:
@@ -182,19 +150,19 @@ def _keep_silent(text: str) -> None:
     """Nothing is shown before the whole answer is there."""
 
 
-def _named(found: Found) -> str:
+def _named(found: RetrievedDocument) -> str:
     """A document's id, and its text where that is something else."""
     text = " ".join(found.document.text.split())
     text = text if len(text) <= _WIDTH else f"{text[:_WIDTH]} ..."
     return text if text.startswith(found.document.id) else f"{found.document.id}: {text}"
 
 
-def show(run: Path, found: Evaluation) -> None:
+def show(found: RetrievalEvaluation) -> None:
     from rich.console import Console
     from rich.table import Table
 
     scores = found.scores
-    table = Table(title=f"{run} on {found.corpus}, {found.method}")
+    table = Table(title=f"{found.run} on {found.corpus}, {found.method}")
     for name in ("", "%", f"{100 * scores.level:g} % interval"):
         table.add_column(name, justify="right" if name else "left")
     table.add_row("top 1", f"{100 * scores.top_1:.2f}", f"{100 * scores.low:.2f} to {100 * scores.high:.2f}")

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,11 +14,8 @@ from confide.commands import retrieval as retrieval_commands
 from confide.errors import UserError
 
 if TYPE_CHECKING:
-    from confide.recipe import Recipe
-    from confide.runs.recogniser import Evaluation, Speaker
-    from confide.speech.corpora import CorpusSettings
-    from confide.speech.corpus import Corpus
-    from confide.speech.settings import SpeechSettings
+    from confide.runs.evaluation import SpeechEvaluation, TaskEvaluation
+    from confide.speech.scores import SpeakerScore
     from confide.speech.transcribe import Transcript
 
 _FEW = 4  # speakers shown at either end
@@ -70,11 +63,17 @@ def evaluate(
 
     Example: `confide evaluate runs/a --corpus librispeech --set subset=test-other`
     """
-    found = evaluation(run, corpus, settings or [], language_model, quiet=as_json)
+    from confide.runs import evaluation
+
+    found = evaluation.evaluate(run, corpus, settings or [], language_model, quiet=as_json)
     if as_json:
-        _print_json(found.document)
+        _print_json(found.to_json())
+    elif isinstance(found, evaluation.SpeechEvaluation):
+        _show(found)
+    elif isinstance(found, evaluation.RetrievalEvaluation):
+        retrieval_commands.show(found)
     else:
-        found.show()
+        _show_metrics(found)
 
 
 def transcribe(
@@ -92,21 +91,20 @@ def transcribe(
 
     Example: `confide transcribe runs/a talk.mp3 --format srt --out subtitles`
     """
-    from confide.runs.recogniser import load_recogniser
+    from confide.runs.recogniser import load_recogniser, silent_libraries
     from confide.speech.corpus import Undecodable, read_file
 
     as_json = as_json or (form == "json" and out is None)
     if form == "srt" and out is None and len(files) > 1 and not as_json:
         raise UserError("subtitles of several recordings do not belong in one file; name a folder for them with --out")
     targets = _targets(files, out, _ENDINGS[form]) if out is not None else {}
-    with _no_notes():
-        recogniser = load_recogniser(run, language_model)
+    recogniser = load_recogniser(run, language_model)
     done: list[tuple[Path, Transcript]] = []
     failed: list[dict[str, str]] = []
     began = time.perf_counter()
     for path in files:
         try:
-            with _no_notes():
+            with silent_libraries():
                 samples = read_file(path)
         except Undecodable as error:
             failed.append({"file": str(path), "reason": str(error)})
@@ -135,92 +133,17 @@ def transcribe(
         raise typer.Exit(2)
 
 
-@dataclass(frozen=True)
-class Evaluated:
-    """An evaluation of any task: as JSON, and for people."""
-
-    document: dict[str, Any]
-    show: Callable[[], None]
+def _show_metrics(found: TaskEvaluation) -> None:
+    print(f"{found.task}, model of {found.run}")
+    for name, value in found.metrics.items():
+        print(f"  {name}: {value:.4g}")
 
 
-def evaluation(
-    run: Path, corpus: str | None, settings: list[str], language_model: Path | None, quiet: bool
-) -> Evaluated:
-    """What the model of a finished run is worth."""
-    from confide.runs import folder
-
-    if retrieval_commands.is_retrieval(run):
-        if corpus is not None or language_model is not None:
-            raise UserError(f"{run} is of task retrieval: --corpus and --language-model are for speech; drop them")
-        found = retrieval_commands.evaluation(run, settings, quiet)
-        document = {"task": "retrieval", "run": str(run), **found.to_json()}
-        return Evaluated(document, lambda: retrieval_commands.show(run, found))
-    recipe = folder.held_recipe(run)
-    if recipe.task.kind == "speech":
-        return _evaluated_speech(run, recipe, corpus, settings, language_model, quiet)
-    if corpus is not None or settings or language_model is not None:
-        raise UserError(
-            f"{run} holds a run of {recipe.task.kind}: --corpus, --set and --language-model are for speech; drop them"
-        )
-    return _evaluated_task(run, recipe)
-
-
-def _evaluated_speech(
-    run: Path, recipe: Recipe, kind: str | None, words: list[str], language_model: Path | None, quiet: bool
-) -> Evaluated:
-    from confide.runs import recogniser as use
-
-    task = use.speech_of(run, recipe)
-    settings = _corpus_settings(task, kind, words)
-    with _no_notes():
-        recogniser = use.load_recogniser(run, language_model)
-    recogniser.check_language(use.language_of(settings), settings.kind)
-    found = use.evaluate(recogniser, _read(settings), recipe.run.seed, task.cache, quiet=quiet)
-    return Evaluated({"task": "speech", "run": str(run), **found.to_json()}, lambda: _show(run, found))
-
-
-def _evaluated_task(run: Path, recipe: Recipe) -> Evaluated:
-    """Any other task says itself what its model is worth."""
-    import torch
-
-    from confide.build import make_task
-    from confide.runs import folder
-    from confide.runs.recogniser import held_parameters
-
-    task = make_task(recipe.task, recipe.run.seed)
-    shapes = {name: tuple(tensor.shape) for name, tensor in task.initial_parameters().items()}
-    with torch.no_grad():
-        metrics = task.evaluate(held_parameters(run, shapes))
-
-    def show() -> None:
-        print(f"{task.name}, model of {run}")
-        for name, value in metrics.items():
-            print(f"  {name}: {value:.4g}")
-
-    safe = {name: folder.finite(value) for name, value in metrics.items()}
-    return Evaluated({"task": task.name, "run": str(run), "metrics": safe}, show)
-
-
-def _corpus_settings(task: SpeechSettings, kind: str | None, words: list[str]) -> CorpusSettings:
-    """The recipe's test corpus or one of another kind, with what --set says, checked as `confide corpus` does."""
-    from confide.commands.corpus import _checked, _setting
-
-    document: dict[str, Any] = {} if kind is not None else task.test.model_dump(exclude={"kind"})
-    document.update(_setting(word) for word in words)
-    return _checked(kind or task.test.kind, document)
-
-
-def _read(settings: CorpusSettings) -> Corpus:
-    from confide.commands.corpus import _read
-
-    return _read(settings, thorough=False)
-
-
-def _show(run: Path, found: Evaluation) -> None:
+def _show(found: SpeechEvaluation) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{run} on {found.corpus}, {found.decoder}")
+    table = Table(title=f"{found.run} on {found.corpus}, {found.decoder}")
     for name in ("", "%", "95 % interval", "errors", "of"):
         table.add_column(name, justify="right" if name else "left")
     for name, unit, rate in (
@@ -229,18 +152,18 @@ def _show(run: Path, found: Evaluation) -> None:
     ):
         interval = f"{100 * rate.low:.1f} to {100 * rate.high:.1f}"
         table.add_row(name, f"{100 * rate.value:.2f}", interval, f"{rate.errors:,}", f"{rate.total:,} {unit}")
-    console = Console(width=max(Console().width, 80))
+    scores, console = found.scores, Console(width=max(Console().width, 80))
     console.print(table)
-    console.print(_speaker_table(found.speakers))
+    console.print(_speaker_table(scores.speakers))
     skipped = sum(found.skipped_by_reason.values())
     reasons = ", ".join(f"{count:,} {kind}" for kind, count in found.skipped_by_reason.items())
     print(
-        f"{len(found.speakers):,} speakers, {found.scores.utterances:,} utterances, {found.scores.wer.total:,} words; "
+        f"{len(scores.speakers):,} speakers, {scores.utterances:,} utterances, {scores.wer.total:,} words; "
         f"{skipped:,} utterances skipped{f' ({reasons}); --json names them' if reasons else ''}"
     )
 
 
-def _speaker_table(speakers: tuple[Speaker, ...]) -> Any:
+def _speaker_table(speakers: tuple[SpeakerScore, ...]) -> Any:
     """The worst and the best few; all of them where they are few."""
     from rich.table import Table
 
@@ -257,23 +180,9 @@ def _speaker_table(speakers: tuple[Speaker, ...]) -> Any:
     return table
 
 
-def _row(speaker: Speaker) -> tuple[str, ...]:
+def _row(speaker: SpeakerScore) -> tuple[str, ...]:
     rates = (f"{100 * speaker.wer:.1f}", f"{100 * speaker.cer:.1f}")
     return (speaker.name, *rates, f"{speaker.utterances:,}", f"{speaker.words:,}")
-
-
-@contextmanager
-def _no_notes() -> Iterator[None]:
-    """The MP3 and n-gram libraries write notes to standard error, past Python; what matters of them is an exception."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    try:
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 def _targets(files: list[Path], out: Path, ending: str) -> dict[Path, Path]:

@@ -29,7 +29,7 @@ from confide.privacy.trust.secure_sum import Vector
 from confide.recipe import Recipe
 
 
-class Refused(UserError):
+class RefusedByClient(UserError):
     """The server and this client do not fit together."""
 
 
@@ -86,7 +86,7 @@ class Population:
         return getattr(self.task, name)
 
 
-class Member:
+class TrainingClient:
     """A client's whole part in a run, without any network."""
 
     def __init__(self, recipe: Recipe, task: Task, users: Sequence[int], state: Path | None = None) -> None:
@@ -111,7 +111,7 @@ class Member:
             return self._train(parcel)
         if kind in (KEYS, SHARES, MASKED, UNMASK) and self.trust == "distributed":
             return self._aggregate(kind, parcel)
-        raise Refused(f"the server asks for {kind!r}, which this client does not know")
+        raise RefusedByClient(f"the server asks for {kind!r}, which this client does not know")
 
     def _join(self, facts: Mapping[str, Any]) -> Parcel:
         differs = self.identity.differs(facts)
@@ -120,14 +120,14 @@ class Member:
     def _check(self, facts: Mapping[str, Any]) -> None:
         differs = self.identity.differs(facts)
         if differs:
-            raise Refused(f"the server has {differs}")
+            raise RefusedByClient(f"the server has {differs}")
         if facts["user"] not in self.users:
-            raise Refused(f"the server asks for user {facts['user']}; this client has {self.users}")
+            raise RefusedByClient(f"the server asks for user {facts['user']}; this client has {self.users}")
 
     def _train(self, parcel: Parcel) -> Parcel:
         facts, weight = parcel.facts, parcel.facts["weight"]
         if type(weight) is not float or not 0 < weight <= 1:
-            raise Refused(f"the server gives user {facts['user']} a weight of {weight!r}")
+            raise RefusedByClient(f"the server gives user {facts['user']} a weight of {weight!r}")
         tally = self._update(parcel, weight)
         loss = float("nan") if tally.not_finite else float(tally.loss)
         said: dict[str, Any] = {"loss": loss, "votes": tally.votes, "norms": tally.layer_norms}
@@ -142,9 +142,9 @@ class Member:
         facts = parcel.facts
         model = torch.from_numpy(parcel.arrays["model"])
         if model.shape != self.sum.shape or model.dtype != self.sum.dtype or not all_finite(model):
-            raise Refused(f"the server's model is {model.dtype} {tuple(model.shape)} or not finite")
+            raise RefusedByClient(f"the server's model is {model.dtype} {tuple(model.shape)} or not finite")
         if facts.get("bounds") and not self.adapts:
-            raise Refused("the server sends bounds, but the recipe's bound is fixed")
+            raise RefusedByClient("the server sends bounds, but the recipe's bound is fixed")
         self.trainer.weights[facts["user"]] = weight
         bounds = torch.tensor(facts["bounds"], dtype=torch.float64) if facts.get("bounds") else None
         self.sum.zero_()
@@ -160,7 +160,7 @@ class Member:
             self.sessions[user] = Session(user, str(facts["nonce"]))
         session = self.sessions.get(user)
         if session is None or session.nonce != facts["nonce"]:
-            raise Refused("the server speaks of a round that this client has not begun")
+            raise RefusedByClient("the server speaks of a round that this client has not begun")
         back = self._back(facts)
         if kind == KEYS:
             return Parcel(back | {"public": session.public()})
@@ -174,7 +174,7 @@ class Member:
 
     def _masked(self, session: Session, parcel: Parcel) -> Vector:
         if self.noise is None:
-            raise Refused("distributed trust without noise")
+            raise RefusedByClient("distributed trust without noise")
         step, plan = int(parcel.facts["step"]), self.noise.planned(_population(parcel.facts))
         weight, bound = float(plan.weights.max()), self.trainer.bounder.sensitivity
         self._update(parcel, weight)
@@ -188,5 +188,5 @@ class Member:
 def _population(facts: Mapping[str, Any]) -> int:
     population = facts.get("population")
     if type(population) is not int or not 0 < population < 2**40:
-        raise Refused(f"the server speaks of a population of {population!r}")
+        raise RefusedByClient(f"the server speaks of a population of {population!r}")
     return population

@@ -18,7 +18,7 @@ os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # before anything of Flowe
 
 from confide.build import make_task
 from confide.deploy import keys
-from confide.deploy.client import Member, OwnData, Population, Refused
+from confide.deploy.client import OwnData, Population, RefusedByClient, TrainingClient
 from confide.deploy.masked import Masked
 from confide.deploy.parcels import Parcel, identity
 from confide.deploy.remote import JOIN, Door, Link, Remote, Terms
@@ -155,21 +155,21 @@ class Client:
         if self.member is None:
             told = parcel.facts.get("told")
             if kind != JOIN or not isinstance(told, str):
-                raise Refused("this client has no recipe yet; the server must ask it to join first")
+                raise RefusedByClient("this client has no recipe yet; the server must ask it to join first")
             self.member = self._member(_told(told, self.data is not None))
         return self.member.answer(kind, parcel)
 
-    def _member(self, wanted: Recipe) -> Member:
+    def _member(self, wanted: Recipe) -> TrainingClient:
         task = make_task(wanted.task if self.data is None else own_data(wanted, self.data), wanted.run.seed)
         if self.data is not None:
-            return Member(wanted, OwnData(task, self.users[0]), self.users, self.state)
+            return TrainingClient(wanted, OwnData(task, self.users[0]), self.users, self.state)
         unknown = [user for user in self.users if user >= len(task.examples)]
         if unknown:
             raise UserError(
                 f"--users {unknown}: the recipe's corpus has users 0 to {len(task.examples) - 1}; a client with data "
                 "of its own names them with --data"
             )
-        return Member(wanted, task, self.users, self.state)
+        return TrainingClient(wanted, task, self.users, self.state)
 
 
 def own_data(wanted: Recipe, data: Path) -> Any:
@@ -196,19 +196,19 @@ def _told(text: str, with_data: bool) -> Recipe:
     try:
         told = Recipe.model_validate_json(text)
     except ValueError as error:
-        raise Refused(f"the server's recipe cannot be read: {error}") from None
+        raise RefusedByClient(f"the server's recipe cannot be read: {error}") from None
     code = [f"task.factory={told.task.factory}"] if isinstance(told.task, PythonTaskSettings) else []
     if told.bounding.function is not None:
         code.append(f"bounding.function={told.bounding.function}")
     if code:
-        raise Refused(
+        raise RefusedByClient(
             f"the server's recipe would run code of its choice here ({', '.join(code)}); start the client with its own "
             "copy of the recipe if you trust it"
         )
     if not with_data:
         named = list(_named_paths(told.task.model_dump(mode="json"), "task"))
         if named:
-            raise Refused(
+            raise RefusedByClient(
                 f"the server's recipe names files of this machine ({', '.join(named)}); start the client with its own "
                 "copy of the recipe, or with --data"
             )

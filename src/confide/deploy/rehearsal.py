@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from confide.deploy.client import Member
+from confide.deploy.client import TrainingClient
 from confide.deploy.deployment import remote_engine
 from confide.deploy.parcels import Parcel
 from confide.deploy.remote import Remote, Reply, Terms
@@ -67,7 +67,9 @@ def engine(
 
     def make(recipe: Recipe, task: Task, plan: Plan) -> Remote:
         shares = {100 + n: list(range(n, len(plan.weights), clients)) for n in range(clients)}
-        members = {node: Member(recipe, task, users, state and state / str(node)) for node, users in shares.items()}
+        members = {
+            node: TrainingClient(recipe, task, users, state and state / str(node)) for node, users in shares.items()
+        }
         link = Local(dict(members))
         if fate is not None:
             link.fate = fate

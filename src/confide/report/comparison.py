@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import html
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from confide.federated.items import Items
-from confide.files import write_atomically
+from confide.files import read_json_lines, write_atomically
 from confide.privacy.accountant import shown
 from confide.report.charts import Chart, Line, number
-from confide.report.page import whole_lines
 from confide.report.sections import MOST_GROUPS
 from confide.report.shell import Cell, document, table
-
-if TYPE_CHECKING:
-    from confide.runs.comparison import Compared, Comparison
+from confide.runs.comparison import ComparedRun, Comparison
+from confide.runs.folder import METRICS
 
 
 def write_page(path: Path, found: Comparison) -> Path:
@@ -64,11 +61,11 @@ def _dot() -> str:
     return "<svg width=12 height=12 aria-hidden=true><circle cx=6 cy=6 r=5 class=bar /></svg> "
 
 
-def _interval_text(run: Compared) -> str:
+def _interval_text(run: ComparedRun) -> str:
     return "" if run.interval is None else f"{run.interval[0]:.4g} to {run.interval[1]:.4g}"
 
 
-def _whisker(run: Compared, low: float, high: float) -> str:
+def _whisker(run: ComparedRun, low: float, high: float) -> str:
     """The interval on a scale that all runs share."""
     if run.interval is None or run.value is None or high <= low:
         return ""
@@ -109,7 +106,7 @@ def _recipes(found: Comparison) -> list[str]:
 
 
 def _charts(found: Comparison) -> list[Chart]:
-    records = [whole_lines(run.folder / "metrics.jsonl") for run in found.runs]
+    records = [read_json_lines(run.folder / METRICS) for run in found.runs]
 
     def lines(name: str) -> list[Line]:
         return [

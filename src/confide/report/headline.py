@@ -12,6 +12,7 @@ import math
 from typing import Any
 
 from confide.errors import UserError
+from confide.federated.intervals import interval
 from confide.federated.items import Items
 from confide.federated.start import NOT_COVERED
 from confide.privacy.accountant import shown
@@ -20,8 +21,8 @@ from confide.privacy.planner import Point, grown
 from confide.privacy.trust.server_view import against_server
 from confide.recipe import Recipe
 from confide.report.shell import card
+from confide.runs.comparison import main_metric
 from confide.runs.folder import mechanism_for
-from confide.runs.intervals import interval
 
 TARGET = 10.0
 NAMES = {"wer": "word error rate, %", "accuracy": "accuracy", "suboptimality": "suboptimality"}
@@ -32,11 +33,6 @@ def headline(recipe: Recipe, summary: dict[str, Any] | None, items: Items | None
         return "<p class=note>This run is not finished. What is below is what it has recorded so far.</p>"
     cards = [_metric(summary, items), _epsilon(recipe, summary), _population(recipe, summary)]
     return f"<div class=cards>{''.join(cards)}</div>{_promise(recipe, summary)}"
-
-
-def main_metric(summary: dict[str, Any]) -> str:
-    """The one that sums the task up; runs before it was recorded have it first."""
-    return str(summary.get("metric") or next(iter(summary["metrics"])))
 
 
 def guess(epsilon: float, delta: float) -> float:

@@ -7,7 +7,6 @@ was evaluated.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +15,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from confide.files import read_json_lines
+from confide.runs.folder import LAYERS
 from confide.speech.model import kind_of
 
 Array = NDArray[np.float64]
-FILE = "layers.jsonl"
 FEWEST = 5
 """Tensors that a model must have to be worth a figure."""
 
@@ -45,6 +45,12 @@ class Layers:
         """Of all these tensors together, at each step."""  # (steps,)
         return np.asarray(np.sqrt(np.square(self.values[what][:, list(places)]).sum(axis=1)))
 
+    def ratios(self) -> dict[str, Array]:
+        """Signal over noise at each step, of each kind that has noise."""  # (steps,)
+        noises = {what: self.norm("noise", places) for what, places in self.kinds.items()}
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return {what: self.norm("signal", self.kinds[what]) / own for what, own in noises.items() if own.any()}
+
 
 def kind(name: str) -> str:
     """What a tensor is, wherever in the model it stands."""
@@ -57,12 +63,19 @@ def depth(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def layers_to_draw(folder: Path) -> Layers | None:
+    """What a run recorded of its tensors; none where no step, too few tensors or no update is on record."""
+    layers = read_layers(folder / LAYERS)
+    worth = layers is not None and len(layers.names) >= FEWEST and (layers.values["delta"] > 0).any()
+    return layers if worth else None
+
+
 def read_layers(path: Path) -> Layers | None:
-    """The whole lines of a run's record; none if there is not a single step in it."""
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    """A run's record; none if there is not a single step in it."""
+    lines = read_json_lines(path)
     if len(lines) < 2:
         return None
-    first, *records = (json.loads(line) for line in lines)
+    first, *records = lines
     known = ("delta", "delta_deviation", "bounded", "clipped", "signal", "noise", "weights")
     fields = [field for field in known if field in records[0]]
     return Layers(

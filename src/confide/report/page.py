@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import html
-import json
 from pathlib import Path
 from typing import Any
 
 from confide.errors import UserError
 from confide.federated import items as scores
-from confide.files import write_atomically
+from confide.files import read_json_lines, write_atomically
 from confide.recipe import Recipe
 from confide.report import sections
-from confide.report.headline import headline, main_metric
+from confide.report.headline import headline
 from confide.report.shell import document, facts
+from confide.runs.comparison import main_metric
+from confide.runs.folder import METRICS, TIMES
 
 FILE = "report.html"
 _PLACES = {"curves": "Curves", "tensors": "Tensors", "groups": "Results", "time": "Time", "again": "Again"}
@@ -28,12 +29,11 @@ def write_report(folder: Path, recipe: Recipe, summary: dict[str, Any] | None) -
 
 def render(folder: Path, recipe: Recipe, summary: dict[str, Any] | None) -> str:
     """The page, from what the folder holds now."""
-    records = whole_lines(folder / "metrics.jsonl")
+    records = read_json_lines(folder / METRICS)
     if not records:
-        raise UserError(f"{folder / 'metrics.jsonl'} has no step in it yet; there is nothing to draw")
+        raise UserError(f"{folder / METRICS} has no step in it yet; there is nothing to draw")
     items = scores.read(folder) if summary is not None else None
-    metric = next((next(iter(r["evaluation"])) for r in records if "evaluation" in r), "metric")
-    metric = main_metric(summary) if summary is not None else metric
+    metric = main_metric(summary) if summary is not None else _first_metric(records)
     title = f"{recipe.task.kind}: {folder.resolve().name}"
     body = [
         *sections.curves(records, recipe, metric),
@@ -41,7 +41,7 @@ def render(folder: Path, recipe: Recipe, summary: dict[str, Any] | None) -> str:
         *sections.groups(items),
         "<p class=note>Curves and tables come from the users' and the test data and are <b>not</b> covered by the "
         "privacy guarantee. Only the final model is.</p>",
-        *sections.times(records, whole_lines(folder / "times.jsonl")),
+        *sections.times(records, read_json_lines(folder / TIMES)),
         *sections.again(folder, recipe, summary),
     ]
     text = "".join(body)
@@ -60,15 +60,12 @@ def draw_figures(folder: Path) -> list[Path]:
     from confide.report.figures.layer import draw_layers
     from confide.report.figures.sheets import draw_run
 
-    records = whole_lines(folder / "metrics.jsonl")
-    metric = next((next(iter(r["evaluation"])) for r in records if "evaluation" in r), "metric")
-    return [path for path, _ in (*draw_run(folder, records, metric), *draw_layers(folder))]
+    records = read_json_lines(folder / METRICS)
+    return [*draw_run(folder, records, _first_metric(records)), *(path for path, _ in draw_layers(folder))]
 
 
-def whole_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a record; a run that was killed may have left a part of one at the end."""
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    return [json.loads(line) for line in lines]
+def _first_metric(records: list[dict[str, Any]]) -> str:
+    return next((next(iter(r["evaluation"])) for r in records if "evaluation" in r), "metric")
 
 
 def _results(summary: dict[str, Any]) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ import numpy as np
 from confide.federated.items import Items
 from confide.recipe import Recipe
 from confide.report.charts import COLOURS, Chart, Line, number
-from confide.report.layers import FEWEST, FILE, Layers, depth, over_steps, read_layers
+from confide.report.layers import Layers, depth, layers_to_draw, over_steps
 from confide.report.shell import Cell, facts, table
 
 Record = dict[str, Any]
@@ -67,8 +67,8 @@ def curves(records: list[Record], recipe: Recipe, metric: str) -> list[str]:
 
 def tensors(folder: Path) -> list[str]:
     """Updates, signal and noise by kind of tensor, where there are enough tensors to compare."""
-    layers = read_layers(folder / FILE)
-    if layers is None or len(layers.names) < FEWEST or not (layers.values["delta"] > 0).any():
+    layers = layers_to_draw(folder)
+    if layers is None:
         return []
     steps = [float(s) for s in layers.steps]
     charts = [_ratios(layers, steps)] if "noise" in layers.values else []
@@ -187,14 +187,11 @@ def _norms(layers: Layers, what: str, places: list[int], steps: list[float]) -> 
 
 
 def _ratios(layers: Layers, steps: list[float]) -> Chart:
-    lines = []
-    for colour, (what, places) in enumerate(layers.kinds.items()):
-        noise = layers.norm("noise", places)
-        if noise.any():  # the others have none
-            with np.errstate(divide="ignore", invalid="ignore"):
-                lines.append(
-                    Line(what, steps, _finite(layers.norm("signal", places) / noise), colour, colour >= COLOURS)
-                )
+    places = {what: place for place, what in enumerate(layers.kinds)}
+    lines = [
+        Line(what, steps, _finite(ratio), places[what], places[what] >= COLOURS)
+        for what, ratio in layers.ratios().items()
+    ]
     lines.sort(key=lambda line: -(line.ys[-1] or 0.0))
     return Chart("signal-to-noise ratio by kind", "The aggregate's norm over the noise's expected norm, in the order "
                  "of the last step. A kind far below the others is drowned first when the noise grows.", lines,

@@ -35,7 +35,7 @@ from confide.engines.engine import InProcess
 from confide.errors import UserError
 from confide.recipe import Recipe, load
 from confide.report.figures.retrieval import draw_bars, draw_curves
-from confide.reproduce.grid import Result, cached_task, claim, run_cells, write_rows
+from confide.reproduce.grid import Result, cached_task, claim, run_cells, text_table, write_rows
 from confide.runs.records import evaluate
 
 SEARCH, SOFT_SEARCH, HEAD, BOTH = "search", "adapter + search", "head", "adapter + head"
@@ -189,10 +189,11 @@ def measure(recipe: Recipe) -> dict[str, Any]:
 
 
 def _measure_search(recipe: Recipe) -> dict[str, Any]:
+    from confide.runs.evaluation import evaluate_retrieval
     from confide.runs.library import open_search
 
     began = time.process_time()
-    found = open_search(recipe, "search", quiet=True).evaluate()
+    found = evaluate_retrieval(open_search(recipe, "search", quiet=True))
     return {
         "accuracy": 100 * found.scores.top_1, "top_k": 100 * found.scores.top_k, "loss": found.loss, "curve": [],
         "seconds": time.process_time() - began, "at_once": 0.0, "parameters": 0, "epsilon": None,
@@ -314,16 +315,11 @@ def _text(
     drawn: list[Path],
 ) -> str:  # fmt: skip
     who = "" if what == "figure7" else f" on {encoder}"
-    widths = {name: max(len(name), *(len(str(row[name])) for row in rows)) for name in rows[0]}
     lines = [f"CAR {what}{who}: test accuracy, %, mean of {seeds} seeds; the paper's beside it"]
-    lines.append("  ".join(f"{name:>{widths[name]}}" for name in widths))
-    lines += ["  ".join(f"{row[name]!s:>{widths[name]}}" for name in widths) for row in rows]
+    lines += text_table(rows, list(rows[0]))
     lines += [
         f"{'holds' if one['holds'] else 'DOES NOT HOLD'}: {one['claim']}: {one['value']:.2f} "
         f"(threshold {one['threshold']:.2f})"
         for one in claims
     ]
     return "\n".join([*lines, f"figures: {', '.join(map(str, drawn))}; rows: {folder / 'rows.csv'}"])
-
-
-__all__ = ["TABLES", "Cell", "measure", "reproduce"]

@@ -19,8 +19,7 @@ from confide.errors import UserError
 from confide.privacy.accountant import shown
 from confide.privacy.planner import Point
 from confide.recipe import load
-from confide.report.page import write_report
-from confide.runs import folder as runs
+from confide.reproduce.grid import train_once
 
 NOISE = 2e-4
 DELTA = 1e-9
@@ -39,8 +38,8 @@ RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True)
-class Row:
-    """A line of the closing table."""
+class DemoRun:
+    """A run of the demo: a line of the closing table."""
 
     name: str
     wer: float
@@ -52,7 +51,7 @@ class Row:
     report: Path
 
 
-def demo(out: Path, workers: int, quiet: bool = False) -> list[Row]:
+def demo(out: Path, workers: int, quiet: bool = False) -> list[DemoRun]:
     """Make the four runs in `out`, each only once, and sum them up."""
     rows = []
     for name, (said, changes) in RUNS.items():
@@ -61,22 +60,16 @@ def demo(out: Path, workers: int, quiet: bool = False) -> list[Row]:
         wanted, place = load(base, [*start, *changes]), out / name
         if not quiet:
             print(f"== {said}", flush=True)
-        unfinished = (place / runs.RECIPE).exists() and not (place / runs.SUMMARY).exists()
-        summary = (
-            runs.resume(place, workers, quiet, page=write_report)
-            if unfinished
-            else runs.train(wanted, place, workers, quiet, page=write_report)
-        )
-        rows.append(_row(said, summary, place))
+        rows.append(_row(said, train_once(wanted, place, workers, quiet), place))
     return rows
 
 
-def _row(said: str, summary: dict[str, Any], place: Path) -> Row:
+def _row(said: str, summary: dict[str, Any], place: Path) -> DemoRun:
     metrics, epsilon = summary["metrics"], summary["epsilon"]
     if summary["mechanism"] == "none":
-        return Row(said, metrics["wer"], metrics["cer"], None, None, None, place / "report.html")
+        return DemoRun(said, metrics["wer"], metrics["cer"], None, None, None, place / "report.html")
     population, there = extrapolated(summary["cohort"], summary["population"], summary["steps"])
-    return Row(said, metrics["wer"], metrics["cer"], epsilon, population, there, place / "report.html")
+    return DemoRun(said, metrics["wer"], metrics["cer"], epsilon, population, there, place / "report.html")
 
 
 def extrapolated(cohort: int, population: int, steps: int, target: float = 10.0) -> tuple[int, float]:
@@ -93,7 +86,7 @@ def extrapolated(cohort: int, population: int, steps: int, target: float = 10.0)
     raise UserError(f"no population reaches epsilon {target} with noise {NOISE} on the average")
 
 
-def table(rows: list[Row]) -> str:
+def table(rows: list[DemoRun]) -> str:
     """The closing table as text."""
     head = ("", "WER %", "CER %", "epsilon here", "epsilon with so many users")
     lines = [

@@ -26,6 +26,8 @@ from confide.federated.task import Task
 from confide.files import write_atomically
 from confide.progress import Reporter, stop_on_signal
 from confide.recipe import Recipe
+from confide.report.page import write_report
+from confide.runs import folder as runs
 
 Measure = Callable[[Recipe], dict[str, Any]]
 """Runs one cell. A function of a module, because it is called in another process."""
@@ -75,6 +77,21 @@ def write_rows(folder: Path, rows: list[dict[str, Any]]) -> None:
     writer.writeheader()
     writer.writerows(rows)
     write_atomically(folder / "rows.csv", text.getvalue().encode())
+
+
+def text_table(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
+    """These columns of the rows under their names, as lines of text."""
+    widths = {name: max(len(name), *(len(str(row[name])) for row in rows)) for name in names}
+    head = "  ".join(f"{name:>{widths[name]}}" for name in names)
+    return [head, *("  ".join(f"{row[name]!s:>{widths[name]}}" for name in names) for row in rows)]
+
+
+def train_once(recipe: Recipe, place: Path, workers: int, quiet: bool) -> dict[str, Any]:
+    """The summary of a run, which is made, or taken up where it stopped, unless it is finished."""
+    unfinished = (place / runs.RECIPE).exists() and not (place / runs.SUMMARY).exists()
+    if unfinished:
+        return runs.resume(place, workers, quiet, page=write_report)
+    return runs.train(recipe, place, workers, quiet, page=write_report)
 
 
 @lru_cache(maxsize=2)

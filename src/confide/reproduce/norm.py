@@ -159,14 +159,7 @@ def write_rows_of_cells(folder: Path, scores: dict[Any, list[float]]) -> None:
     with (folder / "grid.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(
-            [
-                "rule",
-                "epsilon",
-                "C",
-                "eta",
-                "accuracy",
-                *(f"seed_{s}" for s in range(len(next(iter(scores.values()))))),
-            ]
+            ["rule", "epsilon", "C", "eta", "accuracy", *(f"seed_{s}" for s in range(len(next(iter(scores.values())))))]
         )
         for key, found in scores.items():
             writer.writerow([*key, mean(found), *found])
@@ -194,40 +187,22 @@ def _table_claims(
     claims = []
     for level in levels:
         clip, norm = best["clip", level], best["normalise", level]
-        claims.append(
-            claim(f"epsilon {level:g}: best normalisation is not below best clipping", norm, clip, norm >= clip)
-        )
+        not_below = f"epsilon {level:g}: best normalisation is not below best clipping"
+        claims.append(claim(not_below, norm, clip, norm >= clip))
         share = mean(
             mean(scores["normalise", level, c, rate]) >= mean(scores["clip", level, c, rate])
             for c, rate in product(BOUNDS, RATES)
         )
-        claims.append(
-            claim(
-                f"epsilon {level:g}: share of the grid in which normalisation is at or above clipping",
-                share,
-                0.9,
-                share >= 0.9,
-            )
-        )
+        covers = f"epsilon {level:g}: share of the grid in which normalisation is at or above clipping"
+        claims.append(claim(covers, share, 0.9, share >= 0.9))
         paper = PAPER[dataset].get(("normalise", level))
         if paper is not None and dataset == "fashion-mnist":
             goal, least = (82.5, norm) if level == 5 else (paper, min(clip, norm))
-            claims.append(
-                claim(
-                    f"epsilon {level:g}: {'normalisation' if level == 5 else 'both'} reach the goal",
-                    least,
-                    goal,
-                    least >= goal,
-                )
-            )
+            reaches = f"epsilon {level:g}: {'normalisation' if level == 5 else 'both'} reach the goal"
+            claims.append(claim(reaches, least, goal, least >= goal))
         if level == 5 and dataset == "cifar10":
             claims.append(
-                claim(
-                    "epsilon 5: normalisation is within 2 points of no privacy",
-                    free - norm,
-                    2.0,
-                    free - norm <= 2,
-                )
+                claim("epsilon 5: normalisation is within 2 points of no privacy", free - norm, 2.0, free - norm <= 2)
             )
     if dataset == "fashion-mnist":
         claims.append(claim("without privacy", free, 83.0, free >= 83.0))
@@ -247,12 +222,9 @@ def _text(rows: list[dict[str, Any]], claims: list[dict[str, Any]], drawn: list[
         for one in claims:
             mark = "holds" if one["holds"] else "DOES NOT HOLD"
             console.print(
-                f"{mark}: {one['claim']}: {one['value']:.4g} (threshold {one['threshold']:.4g})",
-                highlight=False,
+                f"{mark}: {one['claim']}: {one['value']:.4g} (threshold {one['threshold']:.4g})", highlight=False
             )
         console.print(
-            f"figures: {', '.join(str(p) for p in drawn)}; rows: {folder / 'rows.csv'}",
-            highlight=False,
-            soft_wrap=True,
+            f"figures: {', '.join(str(p) for p in drawn)}; rows: {folder / 'rows.csv'}", highlight=False, soft_wrap=True
         )
     return capture.get().rstrip()

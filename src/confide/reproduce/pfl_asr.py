@@ -26,10 +26,8 @@ from confide.errors import UserError
 from confide.recipe import Recipe, load
 from confide.report.figures.layer import draw_layers
 from confide.report.figures.speech import draw_clipping
-from confide.report.page import write_report
-from confide.reproduce.grid import Result, run_cells, write_rows
+from confide.reproduce.grid import Result, run_cells, text_table, train_once, write_rows
 from confide.run import Loop
-from confide.runs import folder as runs
 from confide.runs.records import evaluate
 from confide.runs.simulation import simulate
 from confide.speech.model import kind_of
@@ -214,8 +212,7 @@ def reproduce(what: str, folder: Path, dataset: str, seeds: int, workers: int, q
     def run(wanted: Sequence[tuple[Cell, tuple[str, ...], int]]) -> list[dict[str, Any]]:
         cells = [
             load(
-                f"{base}/federated",
-                [*_begin(cell.start, places), *resolved(cell.changes), *tried, f"run.seed={seed}"],
+                f"{base}/federated", [*_begin(cell.start, places), *resolved(cell.changes), *tried, f"run.seed={seed}"]
             )
             for cell, tried, seed in wanted
         ]
@@ -245,12 +242,7 @@ def _figure5(folder: Path, dataset: str, workers: int, quiet: bool) -> Result:
     start = _seed_model(base, SEED, folder.parent / f"{dataset}-seeds", workers, quiet)
     place = folder / "run"
     wanted = load(f"{base}/federated", [*_begin(SEED, {SEED: start}), *noisy(0), "evaluation.every=5"])
-    unfinished = (place / runs.RECIPE).exists() and not (place / runs.SUMMARY).exists()
-    summary = (
-        runs.resume(place, workers, quiet, page=write_report)
-        if unfinished
-        else runs.train(wanted, place, workers, quiet, page=write_report)
-    )
+    summary = train_once(wanted, place, workers, quiet)
     figure, shows = next(found for found in draw_layers(place) if found[0].name == "layers_depth.png")
     text = f"PFL-ASR figure 5 on {dataset}: norms of updates by kind of tensor and depth\n{shows}\nfigure: {figure}"
     return Result([{"wer": summary["metrics"]["wer"], "figure": str(figure)}], [], text)
@@ -273,13 +265,8 @@ def _seed_model(base: str, start: str, folder: Path, workers: int, quiet: bool) 
         changes = [f"run.steps={round(whole * int(start.removesuffix('%').split('-')[1]) / 100)}"]
     elif start != SEED:
         changes = [f"task.model={SIZES[start.split('-')[1]]}"]
-    place = folder / start
-    runs_recipe = load(f"{base}/seed", changes)
-    if (place / "recipe.yaml").exists() and not (place / "summary.json").exists():
-        runs.resume(place, workers, quiet, page=write_report)
-    else:
-        runs.train(runs_recipe, place, workers, quiet, page=write_report)
-    return place
+    train_once(load(f"{base}/seed", changes), folder / start, workers, quiet)
+    return folder / start
 
 
 def _row(cell: Cell, chosen: tuple[str, ...], values: list[dict[str, Any]]) -> dict[str, Any]:
@@ -297,11 +284,5 @@ def _row(cell: Cell, chosen: tuple[str, ...], values: list[dict[str, Any]]) -> d
 
 def _text(what: str, dataset: str, seeds: int, rows: list[dict[str, Any]], folder: Path) -> str:
     shown = [name for name in rows[0] if name not in ("snr", "chosen")]
-    widths = {name: max(len(name), *(len(str(row[name])) for row in rows)) for name in shown}
-    lines = [f"PFL-ASR {what} on {dataset}: word error rate, %, mean of {seeds} runs; the paper's test WER beside it"]
-    lines.append("  ".join(f"{name:>{widths[name]}}" for name in shown))
-    lines += ["  ".join(f"{row[name]!s:>{widths[name]}}" for name in shown) for row in rows]
-    return "\n".join([*lines, "", f"rows: {folder / 'rows.csv'}"])
-
-
-__all__ = ["TABLES", "Cell", "measure", "noisy", "reproduce"]
+    title = f"PFL-ASR {what} on {dataset}: word error rate, %, mean of {seeds} runs; the paper's test WER beside it"
+    return "\n".join([title, *text_table(rows, shown), "", f"rows: {folder / 'rows.csv'}"])

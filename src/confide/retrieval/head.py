@@ -130,19 +130,3 @@ def scaled(kind: Literal["none", "unit", "layer"], hidden: Tensor) -> Tensor:
     if kind == "layer":
         return functional.layer_norm(hidden, hidden.shape[-1:])
     return hidden
-
-
-def check_parameters(expected: Mapping[str, tuple[int, ...]], parameters: Mapping[str, Tensor]) -> None:
-    """Refuse parameters of another width or another number of documents, and name what differs."""
-    given = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
-    wrong = [
-        f"{name} is {given.get(name, 'missing')}, expected {shape}"
-        for name, shape in expected.items()
-        if given.get(name) != tuple(shape)
-    ]
-    wrong += [f"{name} is not expected" for name in given if name not in expected]
-    if wrong:
-        raise UserError(
-            f"these parameters do not fit the head: {'; '.join(wrong)}. Use the encoder, the documents and the head "
-            "settings that they were trained with"
-        )

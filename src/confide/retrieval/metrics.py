@@ -4,7 +4,7 @@ Serves CAR, section 6 (top-1 accuracy of retrieval) and adds the usual measures 
 right document, so all of them are functions of its rank. A document that ties with the right one counts as before it:
 a model that gives every document the same score is right about nothing.
 
-The confidence interval is a bootstrap over queries (percentile method), with the randomness given.
+The confidence interval is that of `confide.federated.intervals`, over queries.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from confide.errors import UserError
+from confide.federated.intervals import LEVEL, interval
+from confide.federated.items import Items, grouped
 from confide.retrieval.splits import by_label
 
 NEVER = np.iinfo(np.int64).max  # the rank of a document that was not retrieved
@@ -83,19 +85,13 @@ def ndcg(ranks: NDArray[np.int64], depth: int = DEPTH) -> NDArray[np.float64]:
 
 
 def summarise(
-    ranks: NDArray[np.int64],
-    labels: NDArray[np.int64],
-    names: Sequence[str],
-    k: int,
-    draw: np.random.Generator,
-    resamples: int = 1000,
-    level: float = 0.95,
+    ranks: NDArray[np.int64], labels: NDArray[np.int64], names: Sequence[str], k: int, level: float = LEVEL
 ) -> RetrievalScores:
     """All measures of these ranks. `names` are the documents', by number."""
     if not len(ranks):
         raise UserError("there is no query to score; expected at least one test query")
     first = ranks == 1
-    low, high = bootstrap(first.astype(np.float64), draw, resamples, level)
+    low, high = interval(first_hits(ranks, labels, names), level)
     per_class = tuple(
         ClassScore(names[labels[own[0]]], len(own), float(first[own].mean()), float((ranks[own] <= k).mean()))
         for own in by_label(labels)
@@ -108,11 +104,8 @@ def summarise(
     )  # fmt: skip
 
 
-def bootstrap(
-    values: NDArray[np.float64], draw: np.random.Generator, resamples: int = 1000, level: float = 0.95
-) -> tuple[float, float]:
-    """Confidence interval of the mean: quantiles of the means of samples drawn with replacement."""
-    means = [values[draw.integers(len(values), size=len(values))].mean() for _ in range(resamples)]
-    tail = (1.0 - level) / 2.0
-    low, high = np.quantile(means, [tail, 1.0 - tail])
-    return float(low), float(high)
+def first_hits(ranks: NDArray[np.int64], labels: NDArray[np.int64], names: Sequence[str], test: str = "") -> Items:
+    """Which queries find their document first; `test` names the test set."""
+    present, places = grouped([names[label] for label in labels])
+    hits = (ranks == 1).astype(np.float64)
+    return Items("accuracy", "higher", 1.0, "document", False, present, places, hits, np.ones(len(ranks)), test)

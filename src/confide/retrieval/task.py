@@ -27,14 +27,14 @@ from confide.encoders.encoder import Batch
 from confide.encoders.states import HiddenStates, hidden_states
 from confide.errors import UserError, require
 from confide.federated.chain import Affine, Chain
-from confide.federated.items import Items, grouped
+from confide.federated.items import Items
 from confide.federated.local import LocalTraining
 from confide.federated.start import load_start
 from confide.files import digest
 from confide.randomness import generator
 from confide.retrieval.corpora import read_data
 from confide.retrieval.head import scaled
-from confide.retrieval.metrics import ndcg, reciprocal
+from confide.retrieval.metrics import first_hits, ndcg, reciprocal
 from confide.retrieval.retriever import ADAPTER, Retriever, open_encoder
 from confide.retrieval.settings import RetrievalSettings
 from confide.retrieval.splits import by_client
@@ -162,11 +162,7 @@ class Retrieval:
             "test_loss": loss,
         }
         test, names = self.corpus.test, [document.id for document in self.corpus.documents]
-        present, places = grouped([names[label] for label in test.labels])
-        items = Items(
-            "accuracy", "higher", 1.0, "document", False, present, places, (ranks == 1).astype(np.float64),
-            np.ones(len(ranks)), digest([*names, *test.texts, test.labels.tobytes()]),
-        )  # fmt: skip
+        items = first_hits(ranks, test.labels, names, digest([*names, *test.texts, test.labels.tobytes()]))
         return metrics, items
 
     @torch.no_grad()

@@ -1,8 +1,8 @@
-"""Several runs side by side: what they came to, with intervals, and which differences are real.
+"""Several runs side by side: their metrics with intervals, and which differences are real.
 
-Runs are only compared where the test set is the same, by content; the intervals of their differences are paired. How a
-difference is judged: `confide.runs.intervals`. The judgement is about these models: a recipe that is trained again
-with another seed gives another model, and only several seeds say how far apart two recipes are.
+Runs are only compared where the content of their test sets is the same; the intervals of their differences are paired.
+`confide.federated.intervals` says how a difference is judged. The judgement is about these models: a recipe that is
+trained again with another seed gives another model, and only several seeds say how far apart two recipes are.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from confide.build import make_task
 from confide.errors import UserError
 from confide.federated import items as scores
+from confide.federated.intervals import LEVEL, Difference, difference, holm, interval
 from confide.federated.items import Items
 from confide.recipe import Recipe
-from confide.report.headline import main_metric
 from confide.runs import folder as runs
-from confide.runs.intervals import LEVEL, Difference, difference, holm, interval
+from confide.runs.parameters import load_parameters_of
 
 REAL = 0.05
 
 
 @dataclass(frozen=True)
-class Compared:
-    """One run."""
+class ComparedRun:
+    """One of the runs that are compared."""
 
     name: str
     folder: Path
@@ -62,7 +63,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    runs: tuple[Compared, ...]
+    runs: tuple[ComparedRun, ...]
     pairs: tuple[Pair, ...]
     recipes: dict[str, tuple[str, ...]]
     """Settings in which the recipes differ, with the value of each run."""
@@ -114,9 +115,9 @@ def compare(folders: Sequence[Path]) -> Comparison:
     if len({folder.resolve() for folder in folders}) < 2:
         raise UserError(f"{len(set(folders))} run was given; expected two or more different ones to compare")
     notes: list[str] = []
-    found = [_read(folder, name, notes) for folder, name in zip(folders, _names(folders), strict=True)]
-    pairs = _pairs(found)
-    notes += _incomparable(found)
+    found = [_read_run(folder, name, notes) for folder, name in zip(folders, _shortest_names(folders), strict=True)]
+    pairs = _compare_pairs(found)
+    notes += _explain_incomparable(found)
     if pairs:
         units = min(p.difference.units for p in pairs)
         if units < 6:
@@ -125,7 +126,12 @@ def compare(folders: Sequence[Path]) -> Comparison:
             "judged are these models; trained again with another seed they would differ too, so compare recipes over "
             "several seeds"
         )
-    return Comparison(tuple(found), tuple(pairs), _recipes([run.recipe for run in found]), tuple(notes))
+    return Comparison(tuple(found), tuple(pairs), _recipe_differences([run.recipe for run in found]), tuple(notes))
+
+
+def main_metric(summary: dict[str, Any]) -> str:
+    """The metric that sums the task up; runs from before it was recorded have it first."""
+    return str(summary.get("metric") or next(iter(summary["metrics"])))
 
 
 def items_of(folder: Path, recipe: Recipe) -> Items | None:
@@ -133,20 +139,16 @@ def items_of(folder: Path, recipe: Recipe) -> Items | None:
     held = scores.read(folder)
     if held is not None:
         return held
-    from confide.build import make_task
-    from confide.runs.recogniser import held_parameters
-
     task = make_task(recipe.task, recipe.run.seed)
     if not hasattr(task, "scored"):
         return None
-    shapes = {name: tuple(tensor.shape) for name, tensor in task.initial_parameters().items()}
-    _, found = runs.scored(task, held_parameters(folder, shapes))
+    _, found = runs.scored(task, load_parameters_of(folder, task))
     if found is not None:
         scores.write(folder, found)
     return found
 
 
-def _read(folder: Path, name: str, notes: list[str]) -> Compared:
+def _read_run(folder: Path, name: str, notes: list[str]) -> ComparedRun:
     recipe = runs.held_recipe(folder)
     summary = runs.summary_if_finished(folder)
     if summary is None:
@@ -158,10 +160,10 @@ def _read(folder: Path, name: str, notes: list[str]) -> Compared:
             notes.append(f"{name} has no test items: its difference to others cannot be judged")
     except UserError as error:
         notes.append(f"{name} could not be scored item by item ({error}); its differences cannot be judged")
-    return Compared(name, folder, recipe, summary, items, None if items is None else interval(items))
+    return ComparedRun(name, folder, recipe, summary, items, None if items is None else interval(items))
 
 
-def _pairs(found: Sequence[Compared]) -> list[Pair]:
+def _compare_pairs(found: Sequence[ComparedRun]) -> list[Pair]:
     """All pairs on one test set, with p-values raised for their number."""
     places, gaps = [], []
     for i, j in combinations(range(len(found)), 2):
@@ -173,7 +175,7 @@ def _pairs(found: Sequence[Compared]) -> list[Pair]:
     return [Pair(i, j, gap, p) for (i, j), gap, p in zip(places, gaps, raised, strict=True)]
 
 
-def _incomparable(found: Sequence[Compared]) -> list[str]:
+def _explain_incomparable(found: Sequence[ComparedRun]) -> list[str]:
     """What is not compared, and why."""
     tests: dict[tuple[str, str], list[str]] = {}
     for run in found:
@@ -185,24 +187,24 @@ def _incomparable(found: Sequence[Compared]) -> list[str]:
     return [f"not comparable, because their test sets or metrics differ: {sets}"]
 
 
-def _recipes(recipes: Sequence[Recipe]) -> dict[str, tuple[str, ...]]:
-    flat = [_flat(recipe.model_dump(mode="json", exclude={"description"})) for recipe in recipes]
+def _recipe_differences(recipes: Sequence[Recipe]) -> dict[str, tuple[str, ...]]:
+    flat = [_flatten(recipe.model_dump(mode="json", exclude={"description"})) for recipe in recipes]
     names = dict.fromkeys(name for each in flat for name in each)
     rows = {name: tuple(each.get(name, "") for each in flat) for name in names}
     return {name: values for name, values in rows.items() if len(set(values)) > 1}
 
 
-def _flat(document: dict[str, Any], above: str = "") -> dict[str, str]:
+def _flatten(document: dict[str, Any], above: str = "") -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in document.items():
         if isinstance(value, dict):
-            found |= _flat(value, f"{above}{name}.")
+            found |= _flatten(value, f"{above}{name}.")
         else:
             found[f"{above}{name}"] = "none" if value is None else str(value)
     return found
 
 
-def _names(folders: Sequence[Path]) -> list[str]:
+def _shortest_names(folders: Sequence[Path]) -> list[str]:
     """The shortest ends of the paths that tell the runs apart."""
     parts = [folder.resolve().parts for folder in folders]
     for length in range(1, max(map(len, parts)) + 1):

@@ -1,4 +1,4 @@
-"""Using a trained retriever: scoring it on the test queries, and finding documents for new ones (CAR section 3.2).
+"""A trained retriever with its documents: it finds documents for new queries (CAR section 3.2).
 
 A finished run's folder is enough, with the encoder and the data that its recipe names: the documents are read from the
 data again, and numbered in the same way. Plain inner-product search needs no run: a recipe with `method: search` is a
@@ -9,31 +9,29 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from confide import recipe as recipes
 from confide.errors import UserError, require
-from confide.randomness import generator
 from confide.recipe import Recipe
 from confide.retrieval.corpora import read_data
 from confide.retrieval.data import Document, RetrievalCorpus
-from confide.retrieval.metrics import RetrievalScores, summarise
 from confide.retrieval.retriever import Retriever, open_encoder
 from confide.retrieval.search import DocumentIndex
 from confide.retrieval.settings import RetrievalSettings
 from confide.runs import folder
-from confide.runs.recogniser import held_parameters
+from confide.runs.parameters import load_parameters, read_tensors
 
 
 @dataclass(frozen=True)
-class Found:
-    """A document that was retrieved."""
+class RetrievedDocument:
+    """A document that was retrieved for a query."""
 
     rank: int  # 1 is best
     score: float
@@ -48,7 +46,6 @@ class Library:
     """A retriever with its trained tensors and its documents."""
 
     name: str  # of the run or the recipe
-    seed: int
     retriever: Retriever
     corpus: RetrievalCorpus
     parameters: Mapping[str, Tensor]
@@ -64,63 +61,38 @@ class Library:
         return "probability" if self.retriever.settings.has_head else "inner product"
 
     @cached_property
-    def _documents(self) -> Tensor | None:
+    def document_vectors(self) -> Tensor | None:
+        """For search, the documents' vectors; none where a head retrieves."""  # (documents, width)
         return self.retriever.document_vectors(self.parameters)
 
     @cached_property
     def _index(self) -> DocumentIndex | None:
-        found = self._documents
+        found = self.document_vectors
         return None if found is None else DocumentIndex(self.retriever.settings.search, found)
 
-    def find(self, query: str, k: int) -> list[Found]:
+    def find(self, query: str, k: int) -> list[RetrievedDocument]:
         """The K best documents of a query; fewer where the documents, or the active experts, have fewer."""
         if not query.strip():
             raise UserError("the query is empty; expected some words")
         if k < 1:
             raise UserError(f"k={k} documents were asked for; expected at least 1")
         k = min(k, self.retriever.deepest)
-        self._say_if_long(query)
+        self._warn_if_long(query)
         hidden = self.retriever.vectors(self.parameters, [query], keep=False)
         scores, numbers = self.retriever.find(self.parameters, hidden, k, self._index)
         # Heads give logarithms of probabilities; nobody reads those.
         shown = [math.exp(s) if self.retriever.settings.has_head else s for s in scores[0].tolist()]
         pairs = [(score, number) for score, number in zip(shown, numbers[0].tolist(), strict=True) if number >= 0]
-        return [Found(i, score, self.corpus.documents[number]) for i, (score, number) in enumerate(pairs, start=1)]
+        return [
+            RetrievedDocument(i, score, self.corpus.documents[number])
+            for i, (score, number) in enumerate(pairs, start=1)
+        ]
 
-    def evaluate(self) -> Evaluation:
-        """All measures on the test queries, as the run's own evaluation has them."""
-        test = self.corpus.test
-        hidden = self.retriever.vectors(self.parameters, test.texts)
-        labels = torch.from_numpy(test.labels)
-        ranks, loss = self.retriever.ranks(self.parameters, hidden, labels, self._documents)
-        k = min(self.retriever.settings.k, len(self.corpus.documents))
-        names = [document.id for document in self.corpus.documents]
-        scores = summarise(ranks, test.labels, names, k, generator(self.seed, "bootstrap"))
-        return Evaluation(self.corpus.name, self.method, len(names), scores, loss, self.corpus.left_out)
-
-    def _say_if_long(self, query: str) -> None:
+    def _warn_if_long(self, query: str) -> None:
         batch, encoder = self.retriever.encoder.tokens([query]), self.retriever.encoder
         if batch.windowed:
             also = f"; what goes beyond {encoder.settings.max_windows} windows is cut" if batch.cut else ""
             print(f"the query is longer than {encoder.max_tokens} tokens: read in windows{also}", file=sys.stderr)
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What a retriever is worth on the test queries of its data."""
-
-    corpus: str
-    method: str
-    documents: int
-    scores: RetrievalScores
-    loss: float
-    left_out: dict[str, int]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "corpus": self.corpus, "method": self.method, "documents": self.documents, **self.scores.to_json(),
-            "test_loss": folder.finite(self.loss), "left_out": self.left_out,
-        }  # fmt: skip
 
 
 def retrieval_of(place: str | Path, recipe: Recipe) -> RetrievalSettings:
@@ -136,10 +108,9 @@ def open_run(run: Path, quiet: bool = False) -> Library:
     """The retriever that a finished run left."""
     recipe = folder.held_recipe(run)
     retrieval_of(run, recipe)
-    if not (run / folder.MODEL).is_file():  # before the minutes of reading and encoding
-        held_parameters(run, {})
-    retriever, corpus = _parts(recipe, quiet)
-    return Library(str(run), recipe.run.seed, retriever, corpus, held_parameters(run, retriever.parameter_shapes()))
+    read_tensors(run)  # refuses a run without a model before the minutes of reading and encoding
+    retriever, corpus = _open_parts(recipe, quiet)
+    return Library(str(run), retriever, corpus, load_parameters(run, retriever.parameter_shapes()))
 
 
 def open_search(recipe: Recipe, name: str, quiet: bool = False) -> Library:
@@ -150,11 +121,26 @@ def open_search(recipe: Recipe, name: str, quiet: bool = False) -> Library:
             f"{name} is a recipe and its task.method={settings.method} has to be trained first; expected the folder of "
             "a finished run (`confide train`), or --set task.method=search for the baseline without training"
         )
-    retriever, corpus = _parts(recipe, quiet)
-    return Library(name, recipe.run.seed, retriever, corpus, {})
+    retriever, corpus = _open_parts(recipe, quiet)
+    return Library(name, retriever, corpus, {})
 
 
-def _parts(recipe: Recipe, quiet: bool) -> tuple[Retriever, RetrievalCorpus]:
+def names_recipe(place: Path) -> bool:
+    """Whether a place is a recipe, by its shipped name or its file, and not a run."""
+    named = str(place) in recipes.shipped() or (place.suffix in (".yaml", ".yml") and place.is_file())
+    return named and not place.is_dir()
+
+
+def open_library(place: Path, overrides: Sequence[str], quiet: bool) -> Library:
+    """A finished run by its folder, or a recipe of plain search by its name or file."""
+    if names_recipe(place):
+        return open_search(recipes.load(str(place), overrides), str(place), quiet)
+    if overrides:
+        raise UserError(f"--set changes a recipe, and {place} is a run; drop it, or name the recipe")
+    return open_run(place, quiet)
+
+
+def _open_parts(recipe: Recipe, quiet: bool) -> tuple[Retriever, RetrievalCorpus]:
     settings, seed = retrieval_of("the recipe", recipe), recipe.run.seed
     require("retrieval", "retrieval")
     corpus = read_data(settings.data, seed)

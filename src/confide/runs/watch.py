@@ -1,12 +1,13 @@
 """Following a run from outside: `confide watch`. It reads what the run writes and touches nothing.
 
-Whether a process works in the folder is seen at its lock. Taking the lock to see it would last microseconds; a run that
+The folder's lock says whether a process works in it. To look at the lock we take it for some microseconds; a run that
 starts in that very moment tries again.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import sys
 import time
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 @dataclass
 class Watched:
-    """A run as far as it is known; `look` reads what was added since."""
+    """A run and the records read of it so far; `look` reads those that were added since."""
 
     folder: Path
     recipe: Recipe
@@ -43,7 +44,7 @@ class Watched:
             new = file.read()
         whole = new[: new.rfind(b"\n") + 1]
         self._read += len(whole)
-        self.records += _parsed(whole)
+        self.records += _parse_records(whole)
 
     @property
     def step(self) -> int:
@@ -58,7 +59,7 @@ class Watched:
 
     @property
     def seconds_left(self) -> float | None:
-        """At the pace of the last steps."""
+        """What the steps that are left will take, at the pace of the last ones."""
         recent = self.records[-20:]
         if len(recent) < 2:
             return None
@@ -91,6 +92,7 @@ class Watched:
 
 
 def watched(folder: Path) -> Watched:
+    """A run with the records that it has now."""
     found = Watched(folder, runs.held_recipe(folder))
     found.look()
     return found
@@ -116,7 +118,7 @@ def watch(folder: Path, every: float = 0.5) -> str:
     found = watched(folder)
     console = Console()
     if not console.is_terminal:
-        return _lines(found, every)
+        return _print_lines(found, every)
     with Live(_panel(found), console=console, refresh_per_second=4) as live:
         while True:
             state = found.state
@@ -132,20 +134,20 @@ def spark(values: list[float], width: int = 40) -> str:
     if not values:
         return ""
     step = max(1, -(-len(values) // width))
-    shown_ = [sum(values[i : i + step]) / len(values[i : i + step]) for i in range(0, len(values), step)]
-    low, high = min(shown_), max(shown_)
+    means = [sum(values[i : i + step]) / len(values[i : i + step]) for i in range(0, len(values), step)]
+    low, high = min(means), max(means)
     span = high - low or 1.0
-    return "".join(_BARS[min(7, int(8 * (v - low) / span))] for v in shown_)
+    return "".join(_BARS[min(7, int(8 * (v - low) / span))] for v in means)
 
 
-def _lines(found: Watched, every: float) -> str:
-    """Where nobody watches a terminal: a line whenever there is news, at most one a look."""
-    said = -1
+def _print_lines(found: Watched, every: float) -> str:
+    """Without a terminal: print a line whenever there is a new step, at most one each time we look."""
+    printed = -1
     while True:
         state = found.state
         found.look()
-        if found.step != said:
-            said = found.step
+        if found.step != printed:
+            printed = found.step
             print(_line(found), flush=True)
         if state != "running":
             return state
@@ -195,9 +197,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _parsed(lines: bytes) -> list[Record]:
-    import json
-
+def _parse_records(lines: bytes) -> list[Record]:
     try:
         return [json.loads(line) for line in lines.splitlines()]
     except ValueError as error:

@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from confide.errors import UserError
-from confide.speech.decode import Word, merge_repeats
+from confide.speech.decode import Word, merge_repeats, split_at
 
 _MARKS = {"<s>", "</s>", "<unk>", "<UNK>"}
 # Log-probability of a token in the frame that is put behind the last: the boundary and the blank are free there.
@@ -99,28 +99,16 @@ class BeamSearch:
             return []
         # The path has a step before the first frame and one after the last.
         path = np.asarray(results[0].tokens[1 : frames + 2])[None]
-        (heard,) = merge_repeats(path, np.array([path.shape[1]]), self._blank)
+        (timed,) = merge_repeats(path, np.array([path.shape[1]]), self._blank)
         chosen = [self._words[index] for index in results[0].words if 0 <= index < len(self._words)]
-        spans = list(_spans(heard.tokens, heard.first, heard.last, self._boundary))
+        spans = split_at(self._boundary, timed.tokens)
         return [
-            Word(text, first, min(last, frames - 1)) for text, (first, last) in zip(chosen, spans, strict=False)
+            Word(text, timed.first[a], min(timed.last[b - 1], frames - 1))
+            for text, (a, b) in zip(chosen, spans, strict=False)
         ]  # the utterance may end inside a word, which then has a span but is none
 
     def text(self, logits: np.ndarray) -> str:
         return " ".join(word.text for word in self.words(logits))
-
-
-def _spans(tokens: list[int], first: list[int], last: list[int], boundary: int) -> Iterator[tuple[int, int]]:
-    """First and last frame of each stretch between boundaries."""
-    begin: int | None = None
-    for index, token in enumerate(tokens):
-        if token != boundary and begin is None:
-            begin = index
-        elif token == boundary and begin is not None:
-            yield first[begin], last[index - 1]
-            begin = None
-    if begin is not None:
-        yield first[begin], last[-1]
 
 
 def _words(settings: BeamSettings) -> list[str]:

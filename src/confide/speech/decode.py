@@ -5,7 +5,7 @@ The best token of every frame, repeats merged, blanks removed. A run of one toke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Heard:
+class TimedTokens:
     """The tokens of one utterance and the frames of the output in which they were heard."""
 
     tokens: list[int]
@@ -33,15 +33,15 @@ class Word:
 
 def greedy(logits: Tensor, lengths: Tensor, blank: int = 0) -> list[list[int]]:
     """Token ids of each utterance."""  # logits (batch, frames, tokens), lengths (batch,)
-    return [heard.tokens for heard in greedy_timed(logits, lengths, blank)]
+    return [timed.tokens for timed in greedy_timed(logits, lengths, blank)]
 
 
-def greedy_timed(logits: Tensor, lengths: Tensor, blank: int = 0) -> list[Heard]:
+def greedy_timed(logits: Tensor, lengths: Tensor, blank: int = 0) -> list[TimedTokens]:
     """Token ids of each utterance with their frames."""
     return merge_repeats(logits.argmax(dim=-1).cpu().numpy(), lengths.cpu().numpy(), blank)
 
 
-def merge_repeats(path: np.ndarray, lengths: np.ndarray, blank: int = 0) -> list[Heard]:
+def merge_repeats(path: np.ndarray, lengths: np.ndarray, blank: int = 0) -> list[TimedTokens]:
     """Runs of equal tokens that are not blank."""  # path (batch, frames) token ids
     batch, frames = path.shape
     path = np.where(np.arange(frames) < lengths[:, None], path, blank)
@@ -51,20 +51,23 @@ def merge_repeats(path: np.ndarray, lengths: np.ndarray, blank: int = 0) -> list
     first, last, tokens = np.nonzero(starts)[1], np.nonzero(ends)[1], path[starts]
     borders = np.cumsum(starts.sum(axis=1))[:-1]
     pieces = (np.split(of, borders) for of in (tokens, first, last))
-    return [Heard(t.tolist(), f.tolist(), n.tolist()) for t, f, n in zip(*pieces, strict=True)]
+    return [TimedTokens(t.tolist(), f.tolist(), n.tolist()) for t, f, n in zip(*pieces, strict=True)]
 
 
-def words(heard: Heard, to_text: Callable[[Sequence[int]], str], boundary: int) -> list[Word]:
-    """The words between boundary tokens."""
-    found: list[Word] = []
+def split_at(boundary: int, tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """First token and the one behind the last of each stretch between boundaries that is not empty."""
     begin = 0
-    for index, token in enumerate([*heard.tokens, boundary]):
+    for index, token in enumerate([*tokens, boundary]):
         if token == boundary:
-            text = to_text(heard.tokens[begin:index]).strip() if index > begin else ""
-            if text:
-                found.append(Word(text, heard.first[begin], heard.last[index - 1]))
+            if index > begin:
+                yield begin, index
             begin = index + 1
-    return found
+
+
+def words(timed: TimedTokens, to_text: Callable[[Sequence[int]], str], boundary: int) -> list[Word]:
+    """The words between boundary tokens."""
+    spelt = ((to_text(timed.tokens[a:b]).strip(), a, b) for a, b in split_at(boundary, timed.tokens))
+    return [Word(text, timed.first[a], timed.last[b - 1]) for text, a, b in spelt if text]
 
 
 def greedy_words(
@@ -72,5 +75,5 @@ def greedy_words(
 ) -> list[Word]:
     """The words of a single utterance."""  # logits (frames, tokens)
     batch = torch.from_numpy(np.ascontiguousarray(logits)).unsqueeze(0)
-    (heard,) = greedy_timed(batch, torch.tensor([len(logits)]), blank)
-    return words(heard, to_text, boundary)
+    (timed,) = greedy_timed(batch, torch.tensor([len(logits)]), blank)
+    return words(timed, to_text, boundary)

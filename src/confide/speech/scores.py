@@ -3,8 +3,8 @@
 Errors and reference words are summed over the corpus before they are divided: a long utterance counts for more than a
 short one. An empty reference has no words, and whatever was heard instead counts as insertions.
 
-The interval is a percentile bootstrap over speakers: utterances of one speaker resemble each other, so drawing
-utterances would make the interval too narrow. With a single speaker its utterances are drawn.
+The interval is that of `confide.federated.intervals`, over speakers: utterances of one speaker resemble each other, so
+drawing utterances would make the interval too narrow. With a single speaker its utterances are drawn.
 
 Differs from the paper: its released code weights each utterance's rate; this is the usual corpus rate.
 """
@@ -12,12 +12,13 @@ Differs from the paper: its released code weights each utterance's rate; this is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from confide.errors import UserError
+from confide.federated.intervals import LEVEL, RESAMPLES, interval
+from confide.federated.items import Items, grouped
 
 
 @dataclass(frozen=True)
@@ -32,48 +33,75 @@ class Rate:
 
 
 @dataclass(frozen=True)
+class SpeakerScore:
+    """How well one speaker is understood; rates are shares."""
+
+    name: str
+    wer: float
+    cer: float
+    utterances: int
+    words: int
+
+
+@dataclass(frozen=True)
 class Scores:
-    """What an evaluation says; `of_speaker` leaves out speakers whose references have no word."""
+    """Both rates of a corpus, and of each speaker whose references have a word, in falling order of their WER."""
 
     wer: Rate
     cer: Rate
-    of_speaker: dict[str, float]  # word error rates
+    speakers: tuple[SpeakerScore, ...]
     utterances: int
     empty_references: int
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+
+@dataclass(frozen=True)
+class Transcribed:
+    """What was said, what was recognised and by whom, one entry per utterance; texts are normalised alike."""
+
+    references: list[str]
+    hypotheses: list[str]
+    speakers: list[str]
+
+    def __post_init__(self) -> None:
+        if not len(self.references) == len(self.hypotheses) == len(self.speakers):
+            given = f"{len(self.references)} references, {len(self.hypotheses)} hypotheses and {len(self.speakers)}"
+            raise UserError(f"{given} speakers were given; there has to be one of each per utterance")
+        if not any(reference.split() for reference in self.references):
+            raise UserError(
+                f"none of {len(self.references)} references has a word; an error rate needs a reference text"
+            )
+
+    def items(self, characters: bool = False, test: str = "") -> Items:
+        """The errors in each utterance, in words or characters; `test` names the test set."""
+        errors = error_counts(self.references, self.hypotheses, characters).astype(np.float64)  # (utterances, 2)
+        names, places = grouped(self.speakers)
+        metric = "cer" if characters else "wer"
+        return Items(metric, "lower", 100.0, "speaker", True, names, places, errors[:, 0], errors[:, 1], test)
+
+    def score(self, level: float = LEVEL, resamples: int = RESAMPLES) -> Scores:
+        words, characters = self.items(), self.items(characters=True)
+        utterances = np.bincount(words.groups)
+        (wrong_words, total_words), (wrong, total) = (each.sums(each.groups) for each in (words, characters))
+        speakers = [
+            SpeakerScore(
+                name, float(wrong_words[i] / total_words[i]), float(wrong[i] / total[i]), int(utterances[i]),
+                int(total_words[i]),
+            )
+            for i, name in enumerate(words.names)
+            if total_words[i]
+        ]  # fmt: skip
+        return Scores(
+            _rate(words, level, resamples),
+            _rate(characters, level, resamples),
+            tuple(sorted(speakers, key=lambda speaker: (-speaker.wer, speaker.name))),
+            len(self.references),
+            int((words.sizes == 0).sum()),
+        )
 
 
-def score(
-    references: Sequence[str],
-    hypotheses: Sequence[str],
-    speakers: Sequence[str],
-    draw: np.random.Generator,
-    resamples: int = 1000,
-    level: float = 0.95,
-) -> Scores:
-    """Both rates of a corpus, one entry per utterance; texts have to be normalised in the same way."""
-    if not len(references) == len(hypotheses) == len(speakers):
-        given = f"{len(references)} references, {len(hypotheses)} hypotheses and {len(speakers)} speakers"
-        raise UserError(f"{given} were given; there has to be one of each per utterance")
-    if resamples < 1 or not 0 < level < 1:
-        raise UserError(f"resamples={resamples}, level={level}: give at least one resample and a level between 0 and 1")
-    in_words = error_counts(references, hypotheses, characters=False)  # (utterances, 2)
-    in_characters = error_counts(references, hypotheses, characters=True)
-    if in_words[:, 1].sum() == 0:
-        raise UserError(f"none of {len(references)} references has a word; an error rate needs a reference text")
-    names, owner = np.unique(np.asarray(speakers, dtype=np.str_), return_inverse=True)
-    groups = owner if len(names) > 1 else np.arange(len(references))
-    picks = _picks(int(groups.max()) + 1, resamples, draw)
-    own = _sums(in_words, owner)
-    return Scores(
-        _rate(in_words, groups, picks, level),
-        _rate(in_characters, groups, picks, level),
-        {str(name): float(errors / total) for name, (errors, total) in zip(names, own, strict=True) if total},
-        len(references),
-        int((in_words[:, 1] == 0).sum()),
-    )
+def share(items: Items) -> float:
+    """Errors over the size of the references."""
+    return float(items.counts.sum() / items.sizes.sum())
 
 
 def error_counts(references: Sequence[str], hypotheses: Sequence[str], characters: bool) -> np.ndarray:
@@ -92,20 +120,6 @@ def error_counts(references: Sequence[str], hypotheses: Sequence[str], character
     return counts
 
 
-def _picks(groups: int, resamples: int, draw: np.random.Generator) -> np.ndarray:
-    """How often each resample takes each group."""  # (resamples, groups)
-    return draw.multinomial(groups, np.full(groups, 1 / groups), size=resamples)
-
-
-def _sums(counts: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Errors and sizes of each group."""  # (groups, 2)
-    return np.stack([np.bincount(groups, weights=column) for column in counts.T], axis=1)
-
-
-def _rate(counts: np.ndarray, groups: np.ndarray, picks: np.ndarray, level: float) -> Rate:
-    errors, total = (int(n) for n in counts.sum(axis=0))
-    drawn = picks @ _sums(counts, groups)  # (resamples, 2)
-    drawn = drawn[drawn[:, 1] > 0]  # a resample of empty references alone has no rate
-    rates = drawn[:, 0] / drawn[:, 1] if len(drawn) else np.array([errors / total])
-    low, high = np.quantile(rates, [(1 - level) / 2, (1 + level) / 2])
-    return Rate(errors / total, float(low), float(high), errors, total)
+def _rate(items: Items, level: float, resamples: int) -> Rate:
+    low, high = interval(replace(items, scale=1.0), level, resamples)
+    return Rate(share(items), low, high, int(items.counts.sum()), int(items.sizes.sum()))

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from confide.errors import UserError, require
-from confide.federated.items import Items, grouped
+from confide.federated.items import Items
 from confide.federated.local import LocalTraining
 from confide.federated.start import load_start
 from confide.files import digest
@@ -29,13 +29,11 @@ from confide.speech import model
 from confide.speech.augment import augment
 from confide.speech.corpora import read_corpus
 from confide.speech.corpus import Corpus, Skipped, counted
-from confide.speech.decode import greedy
-from confide.speech.scores import Scores, error_counts, score
+from confide.speech.recogniser import Recogniser, model_settings, padded_features, padded_targets
+from confide.speech.scores import share
 from confide.speech.settings import SpeechSettings
 from confide.speech.store import FeatureStore, open_store
-from confide.speech.tokens import BOUNDARY, Tokens
-
-_EVALUATION_SECONDS = 60.0
+from confide.speech.tokens import Tokens
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class Speech:
                 f"task.corpus is in {corpus.language!r} and task.test in {test.language!r}; one model has one token set"
             )
         self.tokens = Tokens(corpus.language)
-        self.model = settings.model.model_copy(update={"tokens": self.tokens.size, "mels": 80})
+        self.model = model_settings(settings, self.tokens)
         self.store = self._open(corpus, quiet)
         self.test = self._open(test, quiet)
         self.skipped: list[Skipped] = [*corpus.skipped, *self.store.skipped]
@@ -115,13 +113,11 @@ class Speech:
             for owner, place in zip(held.owners[chosen].tolist(), held.places[chosen].tolist(), strict=True):
                 features += self.store.features(owner, [place])
                 targets += self.store.targets(owner, [place])
-        padded, lengths = _padded(features)
+        padded, lengths = padded_features(features)
         if self.settings.augment is not None:
             padded = augment(padded, lengths, self.settings.augment, draw)
-        labels = [torch.from_numpy(label) for label in targets]
-        sizes = torch.tensor([len(label) for label in labels])
         seed = torch.tensor(int(draw.integers(2**63 - 1)))
-        return padded, lengths, torch.nn.utils.rnn.pad_sequence(labels, True, BOUNDARY), sizes, seed
+        return padded, lengths, *padded_targets(targets), seed
 
     def loss(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
         features, lengths, targets, sizes, seed = batch
@@ -130,54 +126,24 @@ class Speech:
         return model.ctc_loss(logits, out_lengths, targets, sizes)
 
     def evaluate(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
-        return _metrics(*self.heard(parameters, self.test))
+        """Error rates in percent by greedy decoding of the test corpus, and the mean loss."""
+        return self.scored(parameters)[0]
 
     def scored(self, parameters: Mapping[str, Tensor]) -> tuple[dict[str, float], Items]:
         """The evaluation, and the errors in each utterance."""
-        references, hypotheses, speakers, loss = self._decoded(parameters, self.test)
-        found = score(references, hypotheses, speakers, generator(self.seed, "bootstrap"))
-        errors = error_counts(references, hypotheses, characters=False).astype(np.float64)  # (utterances, 2)
-        names, places = grouped(speakers)
+        found, loss = Recogniser(self.tokens, self.settings.features, self.model, parameters).transcribe_store(
+            self.test
+        )
         which = self.settings.test.model_dump_json(exclude={"cache", "folder"})
-        items = Items(
-            "wer", "lower", 100.0, "speaker", True, names, places, errors[:, 0], errors[:, 1],
-            digest([which, *speakers, *references]),
-        )  # fmt: skip
-        return _metrics(found, loss), items
-
-    def heard(self, parameters: Mapping[str, Tensor], store: FeatureStore) -> tuple[Scores, float]:
-        """Greedy decoding of a whole store: error rates in shares, and the mean loss."""
-        references, hypotheses, speakers, loss = self._decoded(parameters, store)
-        return score(references, hypotheses, speakers, generator(self.seed, "bootstrap")), loss
-
-    @torch.no_grad()
-    def _decoded(
-        self, parameters: Mapping[str, Tensor], store: FeatureStore
-    ) -> tuple[list[str], list[str], list[str], float]:
-        """References, hypotheses and speakers, one entry per utterance, and the mean loss."""
-        references, hypotheses, speakers, losses = [], [], [], []
-        for user, places in _batches(store):
-            padded, lengths = _padded(store.features(user, places))
-            logits, out_lengths = model.forward(self.model, parameters, padded, lengths, None)
-            hypotheses += [self.tokens.decode(ids) for ids in greedy(logits, out_lengths)]
-            texts = store.texts(user)
-            references += [texts[place] for place in places]
-            speakers += [store.speakers[user]] * len(places)
-            labels = [torch.from_numpy(label) for label in store.targets(user, places)]
-            sizes = torch.tensor([len(label) for label in labels])
-            targets = torch.nn.utils.rnn.pad_sequence(labels, True, BOUNDARY)
-            losses.append(float(model.ctc_loss(logits, out_lengths, targets, sizes)) * len(places))
-        return references, hypotheses, speakers, sum(losses) / len(references)
+        words = found.items(test=digest([which, *found.speakers, *found.references]))
+        characters = found.items(characters=True)
+        return {"wer": 100 * share(words), "cer": 100 * share(characters), "test_loss": loss}, words
 
     def users_at_once(self, local: LocalTraining) -> int:
         return 0
 
     def fast_updates(self, *_: Any) -> None:
         return None
-
-
-def _metrics(found: Scores, loss: float) -> dict[str, float]:
-    return {"wer": 100 * found.wer.value, "cer": 100 * found.cer.value, "test_loss": loss}
 
 
 def _listed(corpus: Corpus) -> Iterator[str]:
@@ -192,25 +158,3 @@ def _pooled(store: FeatureStore, users: int, seed: int) -> list[Pooled]:
         raise UserError(f"task.pool={users}: there are only {len(owners)} utterances to deal out")
     order = generator(seed, "pool").permutation(len(owners))
     return [Pooled(owners[part], places[part]) for part in np.array_split(order, users)]
-
-
-def _padded(features: list[np.ndarray]) -> tuple[Tensor, Tensor]:
-    """(batch, frames, mels) with zeros behind each utterance, and the utterances' lengths."""
-    lengths = [len(each) for each in features]
-    padded = np.zeros((len(features), max(lengths), features[0].shape[1]), dtype=np.float32)
-    for row, each in zip(padded, features, strict=True):
-        row[: len(each)] = each
-    return torch.from_numpy(padded), torch.tensor(lengths)
-
-
-def _batches(store: FeatureStore) -> Iterator[tuple[int, list[int]]]:
-    """Every utterance of every user, neighbours in length together."""
-    for user in range(len(store.speakers)):
-        frames = store.frames(user)
-        batch: list[int] = []
-        for place in np.argsort(frames, kind="stable").tolist():
-            if batch and (len(batch) + 1) * int(frames[place]) > _EVALUATION_SECONDS / model.FRAME_SECONDS:
-                yield user, batch
-                batch = []
-            batch.append(place)
-        yield user, batch

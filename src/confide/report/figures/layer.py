@@ -11,7 +11,8 @@ is shown beside the average. Figures 13 and 14 are of the whole model; here each
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from confide.report.figures.sheets import sheet
-from confide.report.layers import FEWEST, FILE, Array, Layers, depth, kind, over_steps, read_layers
+from confide.report.layers import Array, Layers, depth, kind, layers_to_draw, over_steps
 
 _COLUMNS = 4
 _PAIR = ("#1d4ed8", "#c2410c", "#15803d", "#7c3aed")
@@ -33,8 +34,8 @@ _CURVES = (
 
 def draw_layers(folder: Path) -> list[tuple[Path, str]]:
     """The figures of the tensors of the run in `folder`, each with the sentence that says what it shows."""
-    layers = read_layers(folder / FILE)
-    if layers is None or len(layers.names) < FEWEST or not (layers.values["delta"] > 0).any():
+    layers = layers_to_draw(folder)
+    if layers is None:
         return []
     drawn = [_depths(folder, layers), _curves(folder, layers)]
     if layers.values.get("clipped", np.zeros(1)).any():
@@ -114,14 +115,8 @@ def _curves(folder: Path, layers: Layers) -> tuple[Path, str]:
 def _clipped(folder: Path, layers: Layers) -> tuple[Path, str]:
     path = folder / "figures" / "layers_clipped.png"
     shares = {what: 100 * layers.values["clipped"][:, places].mean(axis=1) for what, places in layers.kinds.items()}
-    with sheet(path, 1, 1, (7.5, 4.2)) as (figure, axes):
-        axis, marker = axes[0][0], _marker(layers)
-        for what in sorted(shares, key=lambda each: -np.nan_to_num(shares[each][-1])):
-            colour = f"C{list(shares).index(what) % 10}"
-            axis.plot(layers.steps, shares[what], color=colour, lw=1.4, marker=marker, ms=3, label=what)
-        axis.set(title="users whose update was shortened, %", xlabel="central step", ylim=(-3, 103))
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        figure.legend(loc="outside right center")
+    with _curves_by_kind(path, layers, shares) as axis:
+        axis.set(title="users whose update was shortened, %", ylim=(-3, 103))
     return path, (
         "Share of users whose update was shortened, by kind of tensor (mean over its tensors). Global clipping "
         "shortens all tensors of a user or none; a tensor that per-layer clipping never shortens leaves a part of its "
@@ -131,28 +126,31 @@ def _clipped(folder: Path, layers: Layers) -> tuple[Path, str]:
 
 def _ratios(folder: Path, layers: Layers) -> tuple[Path, str]:
     path = folder / "figures" / "layers_snr.png"
-    ratios: dict[str, Array] = {}
-    for what, places in layers.kinds.items():
-        noise = layers.norm("noise", places)
-        if noise.any():  # the others have none
-            ratios[what] = layers.norm("signal", places) / noise
     everything = range(len(layers.names))
     whole = layers.norm("signal", everything) / layers.norm("noise", everything)
-    with sheet(path, 1, 1, (7.5, 4.2)) as (figure, axes):
-        axis, marker = axes[0][0], _marker(layers)
-        # The legend is in the order of the curves' ends.
-        for what in sorted(ratios, key=lambda each: -np.nan_to_num(ratios[each][-1])):
-            colour = f"C{list(ratios).index(what) % 10}"
-            axis.plot(layers.steps, _positive(ratios[what]), color=colour, lw=1.4, marker=marker, ms=3, label=what)
+    ratios = {what: _positive(ratio) for what, ratio in layers.ratios().items()}
+    with _curves_by_kind(path, layers, ratios) as axis:
         axis.plot(layers.steps, _positive(whole), color="black", lw=2, ls="--", label="whole model")
         axis.axhline(1, color="#a8a29e", lw=0.8, zorder=0)
-        axis.set(title="signal-to-noise ratio by kind of tensor", xlabel="central step", yscale="log")
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        figure.legend(loc="outside right center")
+        axis.set(title="signal-to-noise ratio by kind of tensor", yscale="log")
     return path, (
         "Norm of the aggregated updates divided by the expected norm of the noise, by kind of tensor; a kind far below "
         "the others is drowned first when the noise grows."
     )
+
+
+@contextmanager
+def _curves_by_kind(path: Path, layers: Layers, curves: dict[str, Array]) -> Iterator[Any]:
+    """An axis with a curve of each kind; the legend is in the order of the curves' ends."""
+    with sheet(path, 1, 1, (7.5, 4.2)) as (figure, axes):
+        axis, marker, kinds = axes[0][0], _marker(layers), list(curves)
+        for what in sorted(kinds, key=lambda each: -np.nan_to_num(curves[each][-1])):
+            colour = f"C{kinds.index(what) % 10}"
+            axis.plot(layers.steps, curves[what], color=colour, lw=1.4, marker=marker, ms=3, label=what)
+        yield axis
+        axis.set_xlabel("central step")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        figure.legend(loc="outside right center")
 
 
 def _parts(names: Sequence[str], places: Sequence[int]) -> dict[str, list[int]]:

@@ -10,17 +10,8 @@ from confide.report.figures.sheets import sheet
 
 OURS, PAPER = "#1d4ed8", "#a8a29e"
 _COLOURS = (
-    "#1d4ed8",
-    "#c2410c",
-    "#15803d",
-    "#7e22ce",
-    "#57534e",
-    "#be185d",
-    "#0e7490",
-    "#a16207",
-    "#000000",
-    "#dc2626",
-)
+    "#1d4ed8", "#c2410c", "#15803d", "#7e22ce", "#57534e", "#be185d", "#0e7490", "#a16207", "#000000", "#dc2626",
+)  # fmt: skip
 
 Runs = list[list[dict[str, Any]]]
 """Of each row, the measurements of every seed."""

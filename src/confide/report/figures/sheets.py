@@ -63,13 +63,7 @@ def draw_quadratics(
                     for rule in ("clip", "normalise"):
                         curve = averaged("suboptimality", start, bound, rate, rule)
                         strength = 0.35 + 0.65 * shade / (len(rates) - 1)
-                        axis.plot(
-                            curve,
-                            color=COLOURS[rule],
-                            alpha=strength,
-                            lw=1.2,
-                            label=f"{NAMES[rule]}, {rate:g}",
-                        )
+                        axis.plot(curve, color=COLOURS[rule], alpha=strength, lw=1.2, label=f"{NAMES[rule]}, {rate:g}")
                 axis.set(title=f"{start}, C = {bound:g}", yscale="log", xlabel="central step")
         axes[0][0].set_ylabel("f(w) - f(w*)")
         axes[1][0].set_ylabel("f(w) - f(w*)")
@@ -81,10 +75,7 @@ def draw_quadratics(
             for axis, bound in zip(axes[row], bounds, strict=True):
                 for rule in ("clip", "normalise"):
                     axis.plot(
-                        averaged("snr", start, bound, path_rate, rule),
-                        color=COLOURS[rule],
-                        lw=1,
-                        label=NAMES[rule],
+                        averaged("snr", start, bound, path_rate, rule), color=COLOURS[rule], lw=1, label=NAMES[rule]
                     )
                 axis.set(title=f"{start}, C = {bound:g}", xlabel="central step", ylim=(0, None))
             axes[row][0].set_ylabel("signal-to-noise ratio")
@@ -102,8 +93,7 @@ def draw_quadratics(
             axis.set_aspect("equal", adjustable="datalim")
         axes[0][0].legend()
         figure.suptitle(
-            f"Paths in a plane, mean over 25 steps, step size {path_rate:g}; dots: where they end",
-            fontsize=10,
+            f"Paths in a plane, mean over 25 steps, step size {path_rate:g}; dots: where they end", fontsize=10
         )
     return files
 
@@ -126,15 +116,7 @@ def draw_heat_maps(
             }
             low, high = min(g.min() for g in grids.values()), max(g.max() for g in grids.values())
             for axis, rule in zip(axes[row], grids, strict=False):
-                _heat(
-                    axis,
-                    grids[rule],
-                    f"{NAMES[rule]}, epsilon {level:g}",
-                    "viridis",
-                    (low, high),
-                    bounds,
-                    rates,
-                )
+                _heat(axis, grids[rule], f"{NAMES[rule]}, epsilon {level:g}", "viridis", (low, high), bounds, rates)
             gain = grids["normalise"] - grids["clip"]
             most = max(abs(gain).max(), 1e-9)
             _heat(axes[row][2], gain, "normalisation - clipping, points", "RdBu", (-most, most), bounds, rates)
@@ -162,67 +144,35 @@ def _heat(
         axis.text(j, i, f"{value:.1f}", ha="center", va="center", fontsize=7, color="white" if dark else "black")
 
 
-def draw_run(folder: Path, records: list[dict[str, Any]], metric: str) -> list[tuple[Path, str]]:
-    """The curves of one run, each with the sentence that says what it shows."""
-    steps = [r["step"] for r in records]
-    evaluated = [(r["step"], r["evaluation"]) for r in records if r.get("evaluation", {}).get(metric) is not None]
-    drawn: list[tuple[Path, str]] = []
+def draw_run(folder: Path, records: list[dict[str, Any]], metric: str) -> list[Path]:
+    """The curves of one run, each in a file of RUN/figures; a curve without a value gets none."""
 
-    def curve(
-        name: str, title: str, lines: dict[str, tuple[list[int], list[float]]], said: str, log: bool = False
-    ) -> None:
-        if not any(ys for _, ys in lines.values()):
-            return
-        path = folder / "figures" / f"{name}.png"
-        with sheet(path, 1, 1, (6, 3.4)) as (_, axes):
-            for (label, (xs, ys)), colour in zip(lines.items(), ("#1d4ed8", "#c2410c", "#15803d"), strict=False):
-                axes[0][0].plot(xs, ys, color=colour, lw=1.5, label=label, marker="o" if len(xs) < 15 else None, ms=3)
-            axes[0][0].set(title=title, xlabel="central step")
+    def points(name: str, of: Sequence[dict[str, Any]] = records) -> list[tuple[int, float]]:
+        return [(r["step"], float(r[name])) for r in of if r.get(name) is not None]
+
+    scores = points(metric, [{"step": r["step"], **r["evaluation"]} for r in records if r.get("evaluation")])
+    norms = {"before bounding": points("update_norm"), "after bounding": points("bounded_norm")}
+    curves: dict[str, tuple[str, dict[str, list[tuple[int, float]]], bool]] = {  # title, lines, logarithmic
+        "metric": (metric, {metric: scores}, metric == "suboptimality" and all(value > 0 for _, value in scores)),
+        "loss": ("mean loss of the cohort", {"loss": points("loss")}, False),
+        "norms": ("norm of a user's update", norms, True),
+        "snr": ("signal-to-noise ratio", {"snr": points("snr")}, False),
+        "epsilon": ("epsilon so far", {"epsilon": points("epsilon")}, False),
+        "cohort": ("users in the cohort", {"users": points("cohort")}, False),
+    }
+    drawn: list[Path] = []
+    for name, (title, lines, log) in curves.items():
+        if not any(lines.values()):
+            continue
+        drawn.append(folder / "figures" / f"{name}.png")
+        with sheet(drawn[-1], 1, 1, (6, 3.4)) as (_, axes):
+            axis = axes[0][0]
+            for (label, own), colour in zip(lines.items(), ("#1d4ed8", "#c2410c", "#15803d"), strict=False):
+                xs, ys = [x for x, _ in own], [y for _, y in own]
+                axis.plot(xs, ys, color=colour, lw=1.5, label=label, marker="o" if len(xs) < 15 else None, ms=3)
+            axis.set(title=title, xlabel="central step")
             if log:
-                axes[0][0].set_yscale("log")
+                axis.set_yscale("log")
             if len(lines) > 1:
-                axes[0][0].legend()
-        drawn.append((path, said))
-
-    def of(name: str) -> tuple[list[int], list[float]]:
-        found = [(r["step"], r[name]) for r in records if r.get(name) is not None]
-        return [x for x, _ in found], [y for _, y in found]
-
-    if evaluated:
-        scores = [float(e[metric]) for _, e in evaluated]
-        log = metric == "suboptimality" and min(scores) > 0
-        said = f"{metric} of the central model."
-        curve("metric", metric, {metric: ([s for s, _ in evaluated], scores)}, said, log)
-    curve(
-        "loss",
-        "mean loss of the cohort",
-        {"loss": of("loss")},
-        "Loss of the users at the central model, before they train.",
-    )
-    norms = {"before bounding": of("update_norm"), "after bounding": of("bounded_norm")}
-    curve(
-        "norms",
-        "norm of a user's update",
-        norms,
-        "Mean norm of the users' updates before and after bounding.",
-        log=True,
-    )
-    curve(
-        "snr",
-        "signal-to-noise ratio",
-        {"snr": of("snr")},
-        "Norm of the aggregated updates divided by the norm of the noise.",
-    )
-    curve(
-        "epsilon",
-        "epsilon so far",
-        {"epsilon": of("epsilon")},
-        "Privacy spent, rounded up between a few points of the run.",
-    )
-    curve(
-        "cohort",
-        "users in the cohort",
-        {"users": (steps, [float(r["cohort"]) for r in records])},
-        "How many users took part in each step.",
-    )
+                axis.legend()
     return drawn

@@ -32,15 +32,7 @@ def draw_clipping(path: Path, runs: dict[tuple[float, str], list[dict[str, Any]]
             points = [[run["wer"] for run in runs[noise, rule]] for noise in known]
             middles, spread = [mean(p) for p in points], [stdev(p) if len(p) > 1 else 0.0 for p in points]
             left.errorbar(
-                known,
-                middles,
-                yerr=spread,
-                color=COLOURS[rule],
-                marker="o",
-                ms=4,
-                lw=1.5,
-                capsize=3,
-                label=NAMES[rule],
+                known, middles, yerr=spread, color=COLOURS[rule], marker="o", ms=4, lw=1.5, capsize=3, label=NAMES[rule]
             )
         if quiet:
             left.axhline(mean(quiet), color="black", ls=":", lw=1, label="no noise")

@@ -1,5 +1,7 @@
 """Intervals and comparisons of test scores by resampling (Efron and Tibshirani 1993; for speech Bisani and Ney 2004).
 
+The only bootstrap of the package: a run's page, `confide compare` and `confide evaluate` all ask here.
+
 The interval of a metric is the percentile bootstrap over the units that are independent: speakers for speech, because
 utterances of one speaker resemble each other, else test items. Two models on one test set are compared in pairs: the
 same units are drawn for both, so that what makes a unit hard for both cancels.
@@ -40,13 +42,12 @@ class Difference:
 
 
 def interval(items: Items, level: float = LEVEL, resamples: int = RESAMPLES) -> tuple[float, float]:
-    """The metric's interval."""
+    """The metric's interval, in units of the metric.
+
+    The draws do not depend on the run: every place that states an interval of the same answers states the same one.
+    """
     _, units = np.unique(items.drawn, return_inverse=True)
-    counts, sizes = items.sums(units)
-    drawn = _resampled(np.stack([counts, sizes], axis=1), resamples, generator(0, "interval"))
-    good = drawn[:, 1] > 0
-    low, high = np.quantile(items.scale * drawn[good, 0] / drawn[good, 1], [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+    return _resampled_interval(*items.sums(units), items.scale, level, resamples)
 
 
 def difference(first: Items, second: Items, level: float = LEVEL, resamples: int = RESAMPLES) -> Difference:
@@ -57,10 +58,8 @@ def difference(first: Items, second: Items, level: float = LEVEL, resamples: int
     (one, sizes), (two, _) = first.sums(units), second.sums(units)
     gaps = two - one  # (units,)
     value = first.scale * gaps.sum() / sizes.sum()
-    drawn = _resampled(np.stack([gaps, sizes], axis=1), resamples, generator(0, "interval"))
-    good = drawn[:, 1] > 0
-    low, high = np.quantile(first.scale * drawn[good, 0] / drawn[good, 1], [(1 - level) / 2, (1 + level) / 2])
-    return Difference(float(value), float(low), float(high), _swapped(gaps, resamples), len(gaps))
+    low, high = _resampled_interval(gaps, sizes, first.scale, level, resamples)
+    return Difference(float(value), low, high, _share_of_swaps(gaps, resamples), len(gaps))
 
 
 def holm(values: Sequence[float]) -> list[float]:
@@ -73,7 +72,21 @@ def holm(values: Sequence[float]) -> list[float]:
     return raised
 
 
-def _resampled(columns: np.ndarray, resamples: int, draw: np.random.Generator) -> np.ndarray:
+def _resampled_interval(
+    counts: np.ndarray, sizes: np.ndarray, scale: float, level: float, resamples: int
+) -> tuple[float, float]:
+    """Quantiles of scale * sum(counts) / sum(sizes) over units drawn with replacement.  counts, sizes: (units,)"""
+    if resamples < 1 or not 0 < level < 1:
+        raise UserError(f"resamples={resamples}, level={level}: give at least one resample and a level between 0 and 1")
+    drawn = _resampled_sums(np.stack([counts, sizes], axis=1), resamples, generator(0, "interval"))
+    drawn = drawn[drawn[:, 1] > 0]  # a resample of nothing but empty references has no rate
+    if not len(drawn):
+        drawn = np.array([[counts.sum(), sizes.sum()]])
+    low, high = np.quantile(scale * drawn[:, 0] / drawn[:, 1], [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def _resampled_sums(columns: np.ndarray, resamples: int, draw: np.random.Generator) -> np.ndarray:
     """Sums of each column over units drawn with replacement.  (units, columns) -> (resamples, columns)
 
     Units with the same row are one kind, drawn as often as there are of them: thousands of right and wrong answers are
@@ -87,7 +100,7 @@ def _resampled(columns: np.ndarray, resamples: int, draw: np.random.Generator) -
     return np.concatenate(found)
 
 
-def _swapped(gaps: np.ndarray, resamples: int) -> float:
+def _share_of_swaps(gaps: np.ndarray, resamples: int) -> float:
     """The share of random swaps of the two models that differ by as much; the observed one counts among them.
 
     Up to 12 units all swaps are made, which makes the test exact.

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from confide.errors import UserError
+from confide.federated.intervals import difference, holm, interval
 from confide.federated.items import Items, grouped
 from confide.files import digest
-from confide.runs.intervals import difference, holm, interval
 
 
 def answers(right: np.ndarray, test: str = "t") -> Items:

@@ -1,0 +1,127 @@
+"""A model with all that turns samples into words: the one way in which Confide decodes (PFL-ASR section 4).
+
+The evaluations while a model trains, `confide evaluate` and `confide transcribe` all go through `Recogniser.logits`, so
+they cannot disagree. Decoding is greedy, as in the paper, or a beam search with an n-gram language model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from confide.errors import UserError
+from confide.progress import Reporter
+from confide.speech import model
+from confide.speech.beam import BeamSearch
+from confide.speech.corpus import Language
+from confide.speech.decode import Word, greedy, greedy_words
+from confide.speech.features import FeatureSettings, log_mel
+from confide.speech.model import ModelSettings
+from confide.speech.scores import Transcribed
+from confide.speech.settings import SpeechSettings
+from confide.speech.store import FeatureStore
+from confide.speech.tokens import BOUNDARY, Tokens
+from confide.speech.transcribe import Transcript, transcribe
+
+_BATCH_SECONDS = 60.0  # of audio that is decoded at once, with its padding
+
+
+@dataclass(frozen=True)
+class Recogniser:
+    """A model and its token set, features and decoder."""
+
+    tokens: Tokens
+    features: FeatureSettings
+    model: ModelSettings
+    parameters: Mapping[str, Tensor]
+    search: BeamSearch | None = None  # none: greedy decoding
+
+    @property
+    def decoder(self) -> str:
+        return "greedy" if self.search is None else "beam search with a language model"
+
+    def check_language(self, language: Language, corpus: str) -> None:
+        if language != self.tokens.language:
+            raise UserError(
+                f"the corpus {corpus} is in {language!r} and the model writes {self.tokens.language!r}; give a corpus "
+                "in the model's language"
+            )
+
+    # Not inference_mode: what the model caches there could not be trained with afterwards.
+    @torch.no_grad()
+    def logits(self, features: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
+        """Logits (batch, output frames, tokens) of utterances (frames, mels), and how many frames of each count."""
+        return model.forward(self.model, self.parameters, *padded_features(features), None)
+
+    def transcribe_store(self, store: FeatureStore, quiet: bool = True) -> tuple[Transcribed, float]:
+        """Every utterance of a store with what is recognised in it, and the mean loss."""
+        references, hypotheses, speakers, losses = [], [], [], []
+        with Reporter("speakers", len(store.speakers), quiet=quiet) as reporter:
+            for user, name in enumerate(store.speakers):
+                texts = store.texts(user)
+                for places in _batches_of_similar_length(store.frames(user)):
+                    logits, lengths = self.logits(store.features(user, places))
+                    hypotheses += self._texts(logits, lengths)
+                    references += [texts[place] for place in places]
+                    speakers += [name] * len(places)
+                    loss = model.ctc_loss(logits, lengths, *padded_targets(store.targets(user, places)))
+                    losses.append(float(loss) * len(places))
+                reporter.advance(name)
+        return Transcribed(references, hypotheses, speakers), sum(losses) / len(references)
+
+    def transcribe(self, samples: np.ndarray) -> Transcript:
+        """What a recording of any length says; samples (n,) are mono, at 16 kHz."""
+        seconds = self.features.step * self.model.stride
+        return transcribe(
+            samples, lambda piece: log_mel(piece, self.features), self._logits_of_one, self._words,
+            frame_seconds=seconds,
+        )  # fmt: skip
+
+    def _texts(self, logits: Tensor, lengths: Tensor) -> list[str]:
+        if self.search is None:
+            return [self.tokens.decode(ids) for ids in greedy(logits, lengths)]
+        rows = zip(logits.numpy(), lengths.tolist(), strict=True)
+        return [self.search.text(row[:length]) for row, length in rows]
+
+    def _logits_of_one(self, features: np.ndarray) -> np.ndarray:
+        logits, lengths = self.logits([features])
+        return logits[0, : int(lengths[0])].numpy()
+
+    def _words(self, logits: np.ndarray) -> list[Word]:
+        if len(logits) == 0:  # shorter than one frame of the output
+            return []
+        if self.search is not None:
+            return self.search.words(logits)
+        return greedy_words(logits, self.tokens.decode, BOUNDARY)
+
+
+def model_settings(task: SpeechSettings, tokens: Tokens) -> ModelSettings:
+    """The recipe's model with as many inputs as the features have and as many outputs as there are tokens."""
+    return task.model.model_copy(update={"tokens": tokens.size, "mels": task.features.mels})
+
+
+def padded_features(features: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
+    """(batch, frames, mels) with zeros behind each utterance, and the utterances' lengths."""
+    lengths = torch.tensor([len(each) for each in features])
+    return torch.nn.utils.rnn.pad_sequence([torch.from_numpy(each) for each in features], True), lengths
+
+
+def padded_targets(targets: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
+    """(batch, tokens) with boundaries behind each label, and the labels' lengths."""
+    labels = [torch.from_numpy(label) for label in targets]
+    return torch.nn.utils.rnn.pad_sequence(labels, True, BOUNDARY), torch.tensor([len(label) for label in labels])
+
+
+def _batches_of_similar_length(frames: np.ndarray) -> Iterator[list[int]]:
+    """Every utterance of a user, neighbours in length together, at most a minute with its padding."""
+    batch: list[int] = []
+    for place in np.argsort(frames, kind="stable").tolist():
+        if batch and (len(batch) + 1) * int(frames[place]) > _BATCH_SECONDS / model.FRAME_SECONDS:
+            yield batch
+            batch = []
+        batch.append(place)
+    yield batch
