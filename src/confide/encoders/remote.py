@@ -16,20 +16,18 @@ an encoder on this machine.
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import random
 import ssl
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlencode, urlsplit
+from typing import Any, TypeVar
 
+import httpx
 import torch
 from pydantic import ValidationError
 from torch import Tensor
@@ -45,18 +43,19 @@ from confide.encoders.wire import (
     About,
     WireError,
     dump,
-    is_loopback,
     load,
     pack,
     unpack,
 )
 from confide.errors import UserError
 from confide.files import make_folder
+from confide.web.address import is_loopback
 
 PATIENCE = 60.0  # seconds that a lost server is waited for
-_OPENING = 5.0  # the same at the start, when a mistyped address is likelier
+_OPENING = 5.0  # seconds that it is waited for at the start, when a mistyped address is likelier
 _ANSWER = 600.0  # seconds that a server may compute
 _PAUSE, _LONGEST_PAUSE = 0.1, 10.0
+T = TypeVar("T")
 
 
 def is_url(source: str) -> bool:
@@ -89,8 +88,8 @@ class RemoteEncoder(Encoder):
         self.causal, self.context = self.about.causal, self.about.context
         self.width, self.embedding_width = self.about.width, self.about.embedding_width
         self.blocks_count, self.max_tokens = self.about.blocks, self.about.max_tokens
-        self._before, self._after = self.about.before, self.about.after
-        self._room = self.max_tokens - len(self._before) - len(self._after)
+        self.before, self.after = self.about.before, self.about.after
+        self.room = self.max_tokens - len(self.before) - len(self.after)
         if self.max_tokens > self.about.limits.tokens:
             raise UserError(
                 f"max_tokens={self.max_tokens} to a window, and the encoder server {settings.source} takes "
@@ -144,31 +143,30 @@ class RemoteEncoder(Encoder):
         """The vector of each text; without an adapter only token ids are sent."""  # (texts, width)
         if adapter is not None:
             return super().hidden(batch, adapter)
-        ids = pack(batch.ids, batch.mask)
-        lengths = batch.lengths
-        found = [
-            self._ask("/hidden", {"ids": ids[tokens], "lengths": lengths[rows]}, "hidden", len(lengths[rows]))
-            for rows, tokens in self._parts(lengths)
-        ]
-        return join_windows(torch.cat(found), batch)
+        packed = {"ids": pack(batch.ids, batch.mask)}
+        return join_windows(self.ask("/hidden", batch.lengths, packed), batch)
 
-    def forward_windows(self, packed: Tensor, lengths: Tensor) -> Tensor:
-        """Hidden states of soft embeddings, as many requests as the server's limits ask for."""  # (windows, width)
-        found = [
-            self._ask(
-                "/forward", {"embeddings": packed[tokens], "lengths": lengths[rows]}, "hidden", len(lengths[rows])
-            )
-            for rows, tokens in self._parts(lengths)
-        ]
-        return torch.cat(found) if found else packed.new_empty(0, self.width)
+    def ask(self, path: str, lengths: Tensor, packed: dict[str, Tensor], gradient: Tensor | None = None) -> Tensor:
+        """What the server computes of packed windows, in as many requests as its limits ask for.
 
-    def backward_windows(self, packed: Tensor, lengths: Tensor, gradient: Tensor) -> Tensor:
-        """The gradient of the soft embeddings from that of the hidden states."""  # (tokens, embedding)
-        found = []
+        Hidden states (windows, width), or with their gradient that of the soft embeddings (tokens, embedding).
+        """
+        name, width = ("hidden", self.width) if gradient is None else ("gradient", self.embedding_width)
+        found = [torch.empty(0, width)]
         for rows, tokens in self._parts(lengths):
-            sent = {"embeddings": packed[tokens], "lengths": lengths[rows], "gradient": gradient[rows]}
-            found.append(self._ask("/backward", sent, "gradient", len(packed[tokens])))
-        return torch.cat(found) if found else torch.empty_like(packed)
+            sent = {key: tensor[tokens] for key, tensor in packed.items()} | {"lengths": lengths[rows]}
+            if gradient is not None:
+                sent["gradient"] = gradient[rows]
+            answer = self.client.request("POST", path, self._query, dump(sent))
+            count = len(lengths[rows]) if gradient is None else int(lengths[rows].sum())
+            try:
+                part = load(answer, {name: (torch.float32, 2)})[name]
+                if part.shape != (count, width):
+                    raise WireError(f"{name} of shape {tuple(part.shape)}; expected {(count, width)}")
+            except WireError as error:
+                raise UserError(f"the encoder server {self.settings.source} answered {path} with {error}") from None
+            found.append(part)
+        return torch.cat(found)
 
     def _parts(self, lengths: Tensor) -> Iterator[tuple[slice, slice]]:
         """Windows and their tokens in parts that the server takes."""
@@ -182,17 +180,6 @@ class RemoteEncoder(Encoder):
         if len(lengths) > first:
             yield slice(first, len(lengths)), slice(start, end)
 
-    def _ask(self, path: str, tensors: dict[str, Tensor], name: str, rows: int) -> Tensor:
-        answer = self.client.request("POST", path, self._query, dump(tensors))
-        width = self.width if name == "hidden" else self.embedding_width
-        try:
-            found = load(answer, {name: (torch.float32, 2)})[name]
-            if found.shape != (rows, width):
-                raise WireError(f"{name} of shape {tuple(found.shape)}; expected {(rows, width)}")
-        except WireError as error:
-            raise UserError(f"the encoder server {self.settings.source} answered {path} with {error}") from None
-        return found
-
 
 class _Blocks(torch.autograd.Function):
     """The server's forward and backward as one differentiable function; what is not finite is not sent."""
@@ -204,7 +191,8 @@ class _Blocks(torch.autograd.Function):
         ctx.encoder, ctx.longest, ctx.kind = encoder, mask.shape[1], embeddings.dtype
         sent = _finite_windows(packed, lengths)
         hidden = packed.new_full((len(lengths), encoder.width), torch.nan)
-        hidden[sent] = encoder.forward_windows(packed[sent.repeat_interleave(lengths)], lengths[sent])
+        tokens = sent.repeat_interleave(lengths)
+        hidden[sent] = encoder.ask("/forward", lengths[sent], {"embeddings": packed[tokens]})
         return hidden.to(embeddings.dtype)
 
     @staticmethod
@@ -215,7 +203,7 @@ class _Blocks(torch.autograd.Function):
         sent = _finite_windows(packed, lengths) & torch.isfinite(gradient).all(dim=1)
         tokens = sent.repeat_interleave(lengths)
         found = torch.full_like(packed, torch.nan)
-        found[tokens] = ctx.encoder.backward_windows(packed[tokens], lengths[sent], gradient[sent])
+        found[tokens] = ctx.encoder.ask("/backward", lengths[sent], {"embeddings": packed[tokens]}, gradient[sent])
         return unpack(found, lengths, ctx.longest)[0].to(ctx.kind), None, None
 
 
@@ -228,41 +216,41 @@ def _finite_windows(packed: Tensor, lengths: Tensor) -> Tensor:
 
 
 class Client:
-    """HTTP to one encoder server: a connection for each thread, and patience."""
+    """HTTP to one encoder server, by any number of threads, with patience."""
 
     def __init__(self, url: str, patience: float = PATIENCE) -> None:
         self.url, self.patience = url.rstrip("/"), patience
         try:
-            parts = urlsplit(self.url)
-            port = parts.port
-        except ValueError:
-            parts, port = urlsplit("http:"), None
-        if not parts.hostname or parts.username or parts.query or parts.fragment:
+            address = httpx.URL(self.url)
+        except httpx.InvalidURL:
+            address = httpx.URL()
+        if not address.host or address.userinfo or address.query or address.fragment:
             raise UserError(
                 f"the encoder server {url!r} is not an address; expected https://host:port, and the access token in "
                 f"the environment variable {TOKEN_VARIABLE}"
             )
-        if parts.scheme == "http" and not is_loopback(parts.hostname):
+        if address.scheme == "http" and not is_loopback(address.host):
             raise UserError(
                 f"the encoder server {url} is asked for over plain HTTP, which anyone on the network can read; "
                 "expected https://, or http://127.0.0.1:port on this machine or through a tunnel"
             )
-        self._host, self._port, self._prefix = parts.hostname, port, parts.path
-        self._tls = _tls() if parts.scheme == "https" else None
-        self._token = os.environ.get(TOKEN_VARIABLE, "").strip()
-        if not self._token or not self._token.isascii() or not self._token.isprintable():
+        tls = _tls() if address.scheme == "https" else False  # plain HTTP has no certificate to check
+        token = os.environ.get(TOKEN_VARIABLE, "").strip()
+        if not token or not token.isascii() or not token.isprintable():
             raise UserError(
                 f"no access token for the encoder server {url}; expected it in the environment variable "
                 f"{TOKEN_VARIABLE}: ask whoever runs the server"
             )
-        self._local = threading.local()
+        headers = {"Authorization": f"Bearer {token}"}
+        self._http = httpx.Client(base_url=address, headers=headers, verify=tls, timeout=_ANSWER, trust_env=False)
 
     def request(
         self, method: str, path: str, query: dict[str, Any] | None = None, body: bytes | None = None,
         patience: float | None = None,
     ) -> bytes:  # fmt: skip
         """The body of the answer; asks again while the server is busy or away."""
-        return self._patiently(lambda: self._once(method, path, query, body, _whole), patience)
+        patience = self.patience if patience is None else patience
+        return self._patiently(lambda: self._once(method, path, httpx.Response.read, query, body), patience)
 
     def fetched(self, path: str, digest: str, name: str) -> Path:
         """A file of the server in the cache, fetched unless it is there; checked every time."""
@@ -272,7 +260,7 @@ class Client:
             make_folder(folder)
             with tempfile.TemporaryDirectory(prefix=".fetching.", dir=folder) as scratch:
                 part = Path(scratch) / name
-                self._patiently(lambda: self._once("GET", path, None, None, lambda answer: _to_file(answer, part)))
+                self._patiently(lambda: self._once("GET", path, partial(_write, part)), self.patience)
                 if file_digest(part) != digest:
                     raise UserError(
                         f"{path} of the encoder server {self.url} is not what it says in /about (SHA-256 {digest}); "
@@ -281,8 +269,8 @@ class Client:
                 os.replace(part, target)
         return target
 
-    def _patiently(self, ask: Callable[[], bytes], patience: float | None = None) -> bytes:
-        patience = self.patience if patience is None else patience
+    def _patiently(self, ask: Callable[[], T], patience: float) -> T:
+        """Ask again, with growing pauses, until there is an answer or the patience is at its end."""
         pause, end = _PAUSE, 0.0
         while True:
             wait = pause
@@ -292,18 +280,8 @@ class Client:
                 trouble, wait = str(busy), max(wait, busy.wait)
                 if busy.status == 429 and end:  # it is there and has said when to come back
                     end += wait
-            except ssl.SSLCertVerificationError as error:
-                raise UserError(
-                    f"the certificate of the encoder server {self.url} is not to be trusted ({error.verify_message}); "
-                    f"expected one for this host from a known authority: name the file of its authority in the "
-                    f"environment variable {CA_VARIABLE}"
-                ) from error
-            except (OSError, http.client.HTTPException) as error:
-                if isinstance(error, ssl.SSLError) and error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
-                    raise UserError(
-                        f"the encoder server {self.url} does not speak TLS; expected https: check the port, or use "
-                        "http:// if it is on this machine"
-                    ) from error
+            except httpx.RequestError as error:
+                self._explain_tls(error)
                 trouble = " ".join(str(error).split()) or type(error).__name__
             now = time.monotonic()
             end = end or now + max(patience, wait if patience else 0)
@@ -318,57 +296,52 @@ class Client:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _once(
-        self, method: str, path: str, query: dict[str, Any] | None, body: bytes | None,
-        take: Callable[[http.client.HTTPResponse], bytes],
-    ) -> bytes:  # fmt: skip
-        connection = self._connection()
-        headers = {"Authorization": f"Bearer {self._token}"} | ({} if body is None else {"Content-Type": TENSORS})
-        address = self._prefix + path + ("?" + urlencode(query) if query else "")
-        try:
-            try:
-                connection.request(method, address, body, headers)
-            except (BrokenPipeError, ConnectionResetError):
-                if connection.sock is None:
-                    raise
-                # It closed before it had read everything; perhaps it has said why.
-            with connection.getresponse() as answer:
-                if answer.status == 200:
-                    return take(answer)
-                said = answer.read(2**16)
-        except BaseException:  # also when interrupted: an answer that was not read would be taken for the next one
-            connection.close()
-            raise
+        self, method: str, path: str, take: Callable[[httpx.Response], T], query: dict[str, Any] | None = None,
+        body: bytes | None = None,
+    ) -> T:  # fmt: skip
+        headers = None if body is None else {"Content-Type": TENSORS}
+        with self._http.stream(method, path, params=query, content=body, headers=headers) as answer:
+            if answer.status_code == 200:
+                return take(answer)
+            said = next(answer.iter_bytes(2**16), b"")
         raise self._refusal(answer, said)
 
-    def _refusal(self, answer: http.client.HTTPResponse, said: bytes) -> Exception:
+    def _refusal(self, answer: httpx.Response, said: bytes) -> Exception:
+        status = answer.status_code
         try:
             message = str(json.loads(said)["error"])
         except (ValueError, KeyError, TypeError):
-            message = f"{answer.status} {answer.reason}"
-        if answer.status in (429, 502, 503, 504):
+            message = f"{status} {answer.reason_phrase}"
+        if status in (429, 502, 503, 504):
             wait = answer.headers.get("Retry-After", "")
-            return _Busy(answer.status, message, float(wait) if wait.isdecimal() else 0.0)
-        if answer.status == 401:
+            return _Busy(status, message, float(wait) if wait.isdecimal() else 0.0)
+        if status == 401:
             return UserError(
                 f"the encoder server {self.url} does not know the access token in {TOKEN_VARIABLE} ({message}); "
                 "expected one of those that it was started with: ask whoever runs the server"
             )
-        if answer.status == 409:
+        if status == 409:
             return UserError(
                 f"the encoder server {self.url} has another model than the one this run was started with ({message}); "
                 "expected the same one: serve that model again, then go on with `confide resume`, or start a new run"
             )
-        return UserError(f"the encoder server {self.url} refused ({answer.status}): {message}")
+        return UserError(f"the encoder server {self.url} refused ({status}): {message}")
 
-    def _connection(self) -> http.client.HTTPConnection:
-        held: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
-        if held is None:
-            if self._tls is None:
-                held = http.client.HTTPConnection(self._host, self._port, timeout=_ANSWER)
-            else:
-                held = http.client.HTTPSConnection(self._host, self._port, timeout=_ANSWER, context=self._tls)
-            self._local.connection = held
-        return held
+    def _explain_tls(self, error: BaseException | None) -> None:
+        """Raise what asking again would not mend: somewhere among the causes is the error of the ssl module."""
+        while error is not None and not isinstance(error, ssl.SSLError):
+            error = error.__cause__ or error.__context__
+        if isinstance(error, ssl.SSLCertVerificationError):
+            raise UserError(
+                f"the certificate of the encoder server {self.url} is not to be trusted ({error.verify_message}); "
+                f"expected one for this host from a known authority: name the file of its authority in the "
+                f"environment variable {CA_VARIABLE}"
+            ) from error
+        if error is not None and error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
+            raise UserError(
+                f"the encoder server {self.url} does not speak TLS; expected https: check the port, or use http:// if "
+                "it is on this machine"
+            ) from error
 
 
 class _Busy(Exception):
@@ -392,13 +365,8 @@ def _tls() -> ssl.SSLContext:
     return context
 
 
-def _whole(answer: http.client.HTTPResponse) -> bytes:
-    return answer.read()
-
-
-def _to_file(answer: http.client.HTTPResponse, path: Path) -> bytes:
+def _write(path: Path, answer: httpx.Response) -> None:
     """Piece by piece: the embeddings of a large model need not fit into memory twice."""
     with path.open("wb") as file:
-        while piece := answer.read(2**20):
+        for piece in answer.iter_bytes(2**20):
             file.write(piece)
-    return b""

@@ -17,7 +17,6 @@ answers 409. Errors are JSON: {"error": "what was given, what was expected"}.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 from collections.abc import Iterator, Mapping
 from typing import Literal
@@ -139,13 +138,3 @@ def unpack(packed: Tensor, lengths: Tensor, longest: int | None = None) -> tuple
     padded = packed.new_zeros(*mask.shape, *packed.shape[1:])
     padded[mask.bool()] = packed
     return padded, mask
-
-
-def is_loopback(host: str) -> bool:
-    """Whether what is sent to this host stays on this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
