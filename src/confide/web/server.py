@@ -136,7 +136,7 @@ class WebServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Stop at the first Ctrl-C or SIGTERM; a second one ends the process. uvicorn would raise the first one again."""
+        """Stop at the first Ctrl-C or SIGTERM, which uvicorn would raise again at the end; a second one kills."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
