@@ -222,6 +222,16 @@ def test_an_address_that_cannot_be_listened_on_is_a_mistake(server: WebServer) -
             listen(host, port)
 
 
+def test_small_answers_are_not_held_back() -> None:
+    with _serving() as server:
+        connection = http.client.HTTPConnection(*server.address, timeout=20)
+        connection.request("POST", "/echo", b"x")
+        connection.getresponse().read()
+        (held,) = (each.transport.get_extra_info("socket") for each in server.server_state.connections if each.transport)
+        assert held.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        connection.close()
+
+
 def test_what_loopback_is() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.8.8.8", "::1", "localhost")))
     strangers = ("0.0.0.0", "10.0.0.1", "::", "example.org", "127.0.0.1.evil.example", "localhost.example")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 
 from confide.errors import UserError
@@ -21,11 +22,18 @@ def is_loopback(host: str) -> bool:
 def listen(host: str, port: int) -> socket.socket:
     """Open a socket that takes connections, so that a wrong address is refused before anything else is done."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # TCP has to be named: asyncio sends small answers without delay only where it sees the name (Nagle's algorithm).
+    opened = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        return socket.create_server((host, port), family=family)
+        if os.name == "posix":  # elsewhere it would let another program take the port
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened.bind((host, port))
+        opened.listen()
     except (OSError, OverflowError) as error:
+        opened.close()
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise UserError(
             f"cannot listen on {host} port {port} ({why}); expected an address of this machine and a free port from 0 "
             "to 65535: choose another --port (0 takes any free one) or another --host"
         ) from None
+    return opened
