@@ -33,7 +33,7 @@ from confide.encoders.remote import RemoteEncoder, is_url, open_encoder
 from confide.encoders.server import EncoderServer, tls_context
 from confide.encoders.service import Access
 from confide.encoders.states import hidden_states
-from confide.encoders.wire import Limits, dump, load, pack, stream, unpack
+from confide.encoders.wire import Limits, dump, load, stream
 from confide.errors import UserError
 from confide.retrieval import head
 from confide.web.answers import Refused
@@ -84,7 +84,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempP
     monkeypatch.setenv("CONFIDE_ENCODER_TOKEN", TOKEN)
     monkeypatch.delenv("CONFIDE_ENCODER_CA", raising=False)
     monkeypatch.setattr(
-        "confide.encoders.remote.encoders_folder", lambda: tmp_path_factory.getbasetemp() / "fetched-encoders"
+        "confide.encoders.client.encoders_folder", lambda: tmp_path_factory.getbasetemp() / "fetched-encoders"
     )
 
 
@@ -381,7 +381,7 @@ def test_a_rate_beyond_the_allowance_gets_429_and_the_client_waits_as_told(
             waited.append(seconds)
             server.access = Access([TOKEN], 5)  # as if the time had passed
 
-        monkeypatch.setattr("confide.encoders.remote.time.sleep", sleep)
+        monkeypatch.setattr("confide.encoders.client.time.sleep", sleep)
         assert RemoteEncoder(EncoderSettings(source=server.url), patience=0.1).width == 384
         assert waited[0] >= 50
         monkeypatch.undo()
@@ -645,17 +645,13 @@ def test_mistakes_are_named_before_anything_is_loaded(words: list[str], said: st
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 4))
-def test_what_is_packed_unpacks_to_the_same(lengths: list[int], width: int) -> None:
-    packed = torch.arange(1.0, sum(lengths) * width + 1).reshape(-1, width)
-    padded, mask = unpack(packed, torch.tensor(lengths))
-    assert mask.sum(dim=1).tolist() == lengths
-    assert torch.equal(pack(padded, mask), packed)
-    assert padded[mask == 0].abs().sum() == 0
-    size, pieces = stream("x", packed)
+@given(st.integers(1, 9), st.integers(1, 4))
+def test_what_is_streamed_is_read_as_the_same(rows: int, width: int) -> None:
+    table = torch.arange(1.0, rows * width + 1).reshape(rows, width)
+    size, pieces = stream("x", table)
     whole = b"".join(pieces)
     assert len(whole) == size
-    assert torch.equal(load(whole, {"x": (torch.float32, 2)})["x"], packed)
+    assert torch.equal(load(whole, {"x": (torch.float32, 2)})["x"], table)
 
 
 def test_what_is_a_server() -> None:

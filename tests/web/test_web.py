@@ -21,7 +21,7 @@ from confide.errors import UserError
 from confide.web import answers
 from confide.web import server as web
 from confide.web.address import is_loopback, listen
-from confide.web.answers import Refused, application, read_body, route
+from confide.web.answers import Json, Refused, application, read_body, route
 from confide.web.server import WebServer
 
 LARGE = 2**26  # bytes, more than the buffers of a connection hold
@@ -182,8 +182,8 @@ def test_headers_have_a_limit(server: WebServer) -> None:
 def test_every_error_is_json_and_tells_nothing_of_the_program(caplog: pytest.LogCaptureFixture) -> None:
     with _serving() as server:
         for method, path, headers, status in (
-            ("GET", "/nothing", {}, 404), ("GET", "/echo", {}, 405), ("HEAD", "/slow", {}, 405),
-            ("GET", "/nothing", {"X-Refuse": "1"}, 403), ("GET", "/fail", {}, 500),
+            ("GET", "/nothing", {}, 404), ("GET", "/nothing", {"Host": "[::"}, 404), ("GET", "/echo", {}, 405),
+            ("HEAD", "/slow", {}, 405), ("GET", "/nothing", {"X-Refuse": "1"}, 403), ("GET", "/fail", {}, 500),
         ):  # fmt: skip
             found, said = _ask(server, method, path, headers=headers)
             assert found == status
@@ -227,9 +227,14 @@ def test_small_answers_are_not_held_back() -> None:
         connection = http.client.HTTPConnection(*server.address, timeout=20)
         connection.request("POST", "/echo", b"x")
         connection.getresponse().read()
-        (held,) = (each.transport.get_extra_info("socket") for each in server.server_state.connections if each.transport)
-        assert held.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        (held,) = server.server_state.connections
+        assert held.transport is not None
+        assert held.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         connection.close()
+
+
+def test_names_that_are_not_utf8_can_be_sent() -> None:
+    assert json.loads(bytes(Json({"name": "run-\udcff"}).body)) == {"name": "run-\udcff"}
 
 
 def test_what_loopback_is() -> None:

@@ -124,17 +124,3 @@ def stream(name: str, tensor: Tensor) -> tuple[int, Iterator[bytes | memoryview]
             yield numbers[start : start + _PIECE]
 
     return len(head) + size, pieces()
-
-
-def pack(padded: Tensor, mask: Tensor) -> Tensor:
-    """Without the padding."""  # (windows, longest, ...), (windows, longest) -> (tokens, ...)
-    return padded[mask.bool()]
-
-
-def unpack(packed: Tensor, lengths: Tensor, longest: int | None = None) -> tuple[Tensor, Tensor]:
-    """With zeros as padding on the right, and the mask."""  # (windows, longest, ...), (windows, longest)
-    width = int(lengths.max()) if longest is None else longest
-    mask = (torch.arange(width) < lengths.unsqueeze(1)).long()
-    padded = packed.new_zeros(*mask.shape, *packed.shape[1:])
-    padded[mask.bool()] = packed
-    return padded, mask

@@ -25,14 +25,14 @@ from urllib.parse import urlencode
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response
 
 from confide.errors import UserError, explained
 from confide.report.shell import POLICY
 from confide.ui import planning
 from confide.ui.shelf import Shelf
 from confide.web.address import is_loopback
-from confide.web.answers import Refused, application, read_body, route
+from confide.web.answers import Json, Refused, application, read_body, route
 from confide.web.server import WebServer
 
 MOST_SOUND, MOST_TEXT = 50 * 2**20, 64 * 2**10
@@ -110,7 +110,7 @@ class Server(WebServer):
         return None
 
     def _runs(self, request: Request) -> Response:
-        return JSONResponse({"folder": self.shelf.root.name, "runs": self.shelf.listing()})
+        return Json({"folder": self.shelf.root.name, "runs": self.shelf.listing()})
 
     def _report(self, request: Request) -> Response:
         text = self.shelf.report(request.query_params.get("run", ""))
@@ -123,7 +123,7 @@ class Server(WebServer):
     async def _transcribe(self, request: Request) -> Response:
         run, file = (request.query_params.get(name, "") for name in ("run", "file"))
         sound = await read_body(request, MOST_SOUND)
-        return JSONResponse(await run_in_threadpool(self.shelf.transcribe, run, sound, file))
+        return Json(await run_in_threadpool(self.shelf.transcribe, run, sound, file))
 
     async def _retrieve(self, request: Request) -> Response:
         try:
@@ -131,7 +131,7 @@ class Server(WebServer):
             run, query, k = str(asked["run"]), str(asked["query"]), int(asked["k"])
         except (ValueError, KeyError, TypeError, RecursionError):
             raise Refused(400, "expected run, query and k as JSON") from None
-        return JSONResponse(await run_in_threadpool(self.shelf.retrieve, run, query, k))
+        return Json(await run_in_threadpool(self.shelf.retrieve, run, query, k))
 
 
 def make_server(shelf: Shelf, host: str, port: int, token: str | None) -> Server:
@@ -151,7 +151,7 @@ def _send_file(request: Request, package: str, name: str) -> Response:
 
 
 def _send_plan(request: Request, plan: Callable[[Mapping[str, str]], Any]) -> Response:
-    return JSONResponse(plan(request.query_params))
+    return Json(plan(request.query_params))
 
 
 def _mistake(request: Request, error: Exception) -> Refused:

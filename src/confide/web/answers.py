@@ -7,6 +7,7 @@ refused body is left over for the next request.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -31,6 +32,13 @@ class Refused(Exception):
     def __init__(self, status: int, message: str, **headers: str) -> None:
         super().__init__(message)
         self.status, self.headers = status, {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+class Json(JSONResponse):
+    """JSON in ASCII: starlette's own fails where a file's name is not UTF-8."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, allow_nan=False).encode()
 
 
 Check = Callable[[Request], Response | None]
@@ -98,7 +106,7 @@ async def refuse(request: Request, refused: Refused) -> Response:
                 taken += len(part)
                 if taken > _DISCARDED:
                     break
-    return JSONResponse({"error": str(refused)}, refused.status, {**refused.headers, "Connection": "close"})
+    return Json({"error": str(refused)}, refused.status, {**refused.headers, "Connection": "close"})
 
 
 def content_length(request: Request, most: int) -> int:
@@ -125,7 +133,7 @@ async def read_body(request: Request, most: int) -> bytes:
 
 
 def _no_such_route(request: Request, error: Exception) -> Refused:
-    path = request.url.path[:100]
+    path = request.scope["path"][:100]
     if isinstance(error, HTTPException) and error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
         return Refused(405, f"{request.method} {path}; expected {allowed}", Allow=allowed)
