@@ -57,7 +57,7 @@ def port() -> int:
 @pytest.fixture(autouse=True)
 def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CONFIDE_ENCODER_TOKEN", TOKEN)
-    monkeypatch.setattr("confide.encoders.remote.encoders_folder", lambda: tmp_path / "fetched")
+    monkeypatch.setattr("confide.encoders.client.encoders_folder", lambda: tmp_path / "fetched")
 
 
 @pytest.fixture

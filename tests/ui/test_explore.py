@@ -70,11 +70,11 @@ def root(tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[..., Pat
 @pytest.fixture(scope="module")
 def server(root: Path) -> Iterator[Server]:
     made = make_server(Shelf(root), "127.0.0.1", 0, None)
-    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread = threading.Thread(target=made.run, daemon=True)
     thread.start()
     yield made
-    made.shutdown()
-    made.server_close()
+    made.stop()
+    thread.join()
 
 
 @pytest.fixture

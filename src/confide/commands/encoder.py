@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from confide.errors import UserError
-
-if TYPE_CHECKING:
-    from confide.encoders.server import EncoderServer
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -202,26 +197,8 @@ def serve(
     if tls is None:
         print("without TLS: only this machine, or a proxy that does it, should reach this address", file=sys.stderr)
     sys.stdout.flush()
-    _serve_until_stopped(server)
+    server.run()
     typer.echo("stopped")
-
-
-def _serve_until_stopped(server: EncoderServer) -> None:
-    """Until Ctrl-C or SIGTERM; the second of them is not for us any more."""
-    stopper = threading.Thread(target=server.stop, name="stop")  # it waits for this thread to leave its loop
-
-    def stop(number: int, frame: object) -> None:
-        for each in before:
-            signal.signal(each, signal.SIG_DFL)
-        stopper.start()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        server.serve_forever(poll_interval=0.2)
-        stopper.join()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _access_tokens(file: Path | None) -> list[str]:

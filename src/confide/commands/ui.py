@@ -45,9 +45,5 @@ def ui(
         import webbrowser
 
         webbrowser.open(server.url)
-    try:
-        server.serve_forever()
-    except KeyboardInterrupt:
-        print("ended", file=sys.stderr)
-    finally:
-        server.server_close()
+    server.run()
+    print("ended", file=sys.stderr)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import threading
-import time
 from collections import deque
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,14 +16,6 @@ from torch.nn.utils.rnn import pad_sequence
 from confide.encoders.encoder import Encoder
 from confide.encoders.states import BATCH_TOKENS, batches_by_length
 from confide.encoders.wire import Pooling
-
-
-class Refused(Exception):
-    """A request that gets an error for an answer."""
-
-    def __init__(self, status: int, message: str, **headers: str) -> None:
-        super().__init__(message)
-        self.status, self.headers = status, {name.replace("_", "-"): value for name, value in headers.items()}
 
 
 @dataclass(eq=False)
@@ -39,50 +28,46 @@ class Job:
     gradient: Tensor | None = None  # (windows, width)
     answer: Future[Tensor] = field(default_factory=Future)  # (windows, width), or (tokens, embedding width), packed
 
+    @property
+    def kind(self) -> tuple[Pooling, bool]:
+        """Jobs of one kind can share a pass."""
+        return self.pooling, self.gradient is not None
+
 
 class Batcher:
-    """One thread that computes; jobs of all clients that wait at the same time share its passes."""
+    """One thread that computes; jobs of all clients that wait at the same time share its passes.
+
+    One thread, whichever request asks: each thread that calls torch would start processor threads of its own.
+    """
 
     def __init__(self, encoder: Encoder, batch_tokens: int = BATCH_TOKENS, window: float = 0.005) -> None:
-        self.encoder, self.batch_tokens, self.window = encoder, batch_tokens, window
+        self.batch_tokens, self.window = batch_tokens, window
         self.passes = 0
         self._waiting: deque[Job] = deque()
         self._change = threading.Condition()
-        self._open = True
-        self._views = {pooling: view(encoder, pooling=pooling) for pooling in ("last", "mean")}
-        self._thread = threading.Thread(target=self._work, name="encoder", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, "encoder")
+        poolings: tuple[Pooling, ...] = ("last", "mean")
+        settings = encoder.settings
+        self._views = {each: encoder.with_settings(settings.model_copy(update={"pooling": each})) for each in poolings}
 
     def compute(self, job: Job) -> Tensor:
         """Wait for the answer to a job."""
         with self._change:
-            if not self._open:
-                raise Refused(503, "the server is stopping; ask again later", Retry_After="1")
             self._waiting.append(job)
             self._change.notify()
+        self._thread.submit(self._work)
         return job.answer.result()
 
-    def close(self) -> None:
-        """Finish what waits, then end the thread."""
-        with self._change:
-            self._open = False
-            self._change.notify()
-        self._thread.join()
-
     def _work(self) -> None:
-        while jobs := self._next():
-            for pooling, backward in sorted({(job.pooling, job.gradient is not None) for job in jobs}):
-                alike = [job for job in jobs if (job.pooling, job.gradient is not None) == (pooling, backward)]
-                self._answer(alike)
+        """Called once for each job, and finds none left where an earlier call took several."""
+        jobs = self._next()
+        for kind in sorted({job.kind for job in jobs}):
+            self._answer([job for job in jobs if job.kind == kind])
 
     def _next(self) -> list[Job]:
-        """Jobs for the next passes: those that come within the window, up to the tokens of a pass; none at the end."""
+        """Jobs for the next passes: those that come within the window, up to the tokens of a pass."""
         with self._change:
-            while not self._waiting and self._open:
-                self._change.wait()
-            end = time.monotonic() + self.window
-            while self._open and self._tokens() < self.batch_tokens and (left := end - time.monotonic()) > 0:
-                self._change.wait(left)
+            self._change.wait_for(lambda: not 0 < self._tokens() < self.batch_tokens, self.window)
             jobs: list[Job] = []
             tokens = 0
             while self._waiting and (not jobs or tokens + len(self._waiting[0].embeddings) <= self.batch_tokens):
@@ -97,7 +82,7 @@ class Batcher:
         try:
             answers = self._run(jobs)
         except Exception as error:
-            if len(jobs) > 1:  # whoever is to blame, the others shall not suffer
+            if len(jobs) > 1:  # the one that failed shall not fail the others
                 for job in jobs:
                     self._answer([job])
             else:
@@ -107,7 +92,7 @@ class Batcher:
             job.answer.set_result(answer)
 
     def _run(self, jobs: list[Job]) -> list[Tensor]:
-        """Passes over windows of similar length, whosoever they are; answers in the order of the jobs."""
+        """Passes over windows of similar length, whichever job they belong to; answers in the order of the jobs."""
         rows = [row for job in jobs for row in torch.split(job.embeddings, job.lengths.tolist())]
         gradients = [gradient for job in jobs if job.gradient is not None for gradient in job.gradient]
         lengths = torch.cat([job.lengths for job in jobs])
@@ -133,14 +118,3 @@ class Batcher:
             padded.requires_grad_()
             (found,) = torch.autograd.grad(self._views[pooling].blocks(padded, mask), padded, gradient)
         return found
-
-
-def view(encoder: Encoder, **settings: Any) -> Encoder:
-    """The same model with another pooling or other windows; the weights are shared."""
-    other = copy.copy(encoder)
-    other.settings = encoder.settings.model_copy(update=settings)
-    if other.settings != encoder.settings:
-        other.__dict__.pop("identity", None)  # it was computed for the others, if it was
-    other.max_tokens = min(other.settings.max_tokens, encoder.context or other.settings.max_tokens)
-    other._room = other.max_tokens - len(encoder._before) - len(encoder._after)
-    return other

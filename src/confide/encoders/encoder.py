@@ -16,6 +16,7 @@ mean over all tokens). The paper does not say what it does with long texts.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Sequence
@@ -86,11 +87,11 @@ class Encoder:
         self.blocks_count: int = config.num_hidden_layers
         self.context: int | None = _context(config, self.tokeniser)
         self.max_tokens = min(settings.max_tokens, self.context or settings.max_tokens)
-        self._before, self._after = _frame(self.tokeniser)
-        self._room = self.max_tokens - len(self._before) - len(self._after)
-        if self._room < 1:
+        self.before, self.after = _frame(self.tokeniser)
+        self.room = self.max_tokens - len(self.before) - len(self.after)
+        if self.room < 1:
             raise UserError(
-                f"max_tokens={self.max_tokens} leaves no room beside {len(self._before) + len(self._after)} special "
+                f"max_tokens={self.max_tokens} leaves no room beside {len(self.before) + len(self.after)} special "
                 "tokens; raise max_tokens"
             )
         vocabulary = self._embedding.weight.shape[0]
@@ -99,6 +100,16 @@ class Encoder:
                 f"the tokeniser of {settings.source} knows {len(self.tokeniser)} tokens, its model {vocabulary}; "
                 "expected a tokeniser and a model that belong together"
             )
+
+    def with_settings(self, settings: EncoderSettings) -> Encoder:
+        """The same model with another pooling or other windows; the weights are shared."""
+        other = copy.copy(self)
+        other.settings = settings
+        if settings != self.settings:
+            other.__dict__.pop("identity", None)  # kept by cached_property for the settings before
+        other.max_tokens = min(settings.max_tokens, self.context or settings.max_tokens)
+        other.room = other.max_tokens - len(self.before) - len(self.after)
+        return other
 
     @cached_property
     def identity(self) -> str:
@@ -114,7 +125,7 @@ class Encoder:
             digest.update(self.tokeniser.backend_tokenizer.to_str().encode())
         else:
             digest.update(json.dumps(self.tokeniser.get_vocab(), sort_keys=True).encode())
-        digest.update(f"{self._before}{self._after}{self.settings.pooling}".encode())
+        digest.update(f"{self.before}{self.after}{self.settings.pooling}".encode())
         digest.update(f"{self.max_tokens}/{self.settings.max_windows}".encode())
         return digest.hexdigest()
 
@@ -195,9 +206,9 @@ class Encoder:
 
     def _windows(self, plain: list[int]) -> tuple[list[list[int]], bool]:
         """Windows with their special tokens, and whether the whole text fits into them."""
-        limit = self._room * self.settings.max_windows
-        pieces = [plain[start : start + self._room] for start in range(0, min(len(plain), limit), self._room)]
-        return [[*self._before, *piece, *self._after] for piece in pieces or [[]]], len(plain) <= limit
+        limit = self.room * self.settings.max_windows
+        pieces = [plain[start : start + self.room] for start in range(0, min(len(plain), limit), self.room)]
+        return [[*self.before, *piece, *self.after] for piece in pieces or [[]]], len(plain) <= limit
 
 
 def length_groups(lengths: NDArray[np.int64]) -> list[NDArray[np.int64]]:

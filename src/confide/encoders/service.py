@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
-from confide.encoders.batching import Batcher, Job, Refused, view
-from confide.encoders.encoder import Encoder, join_windows
-from confide.encoders.wire import About, Limits, Pooling, WireError, dump, load, stream
+from confide.encoders.batching import Batcher, Job
+from confide.encoders.encoder import Encoder, EncoderSettings, join_windows
+from confide.encoders.wire import About, Limits, WireError, dump, load, stream
 from confide.errors import UserError
+from confide.web.answers import Refused
 
 SHORTEST_TOKEN = 16  # characters
 _VIEWS = 64  # combinations of pooling and windows that are kept
+Query = Mapping[str, str]
+Charge = Callable[[int], None]
+Method = Callable[[Query, bytes, Charge], bytes]
 
 
 class Access:
@@ -36,13 +41,9 @@ class Access:
                 "CONFIDE_ENCODER_TOKEN"
             )
         self._digests = [hashlib.sha256(token.encode()).digest() for token in tokens]
-        self._rate = rate
+        self._rate, self._burst = rate, 2 * rate  # two seconds' worth may be asked for at once
         self._lock = threading.Lock()
         self._left = [(self._burst, time.monotonic()) for _ in tokens]
-
-    @property
-    def _burst(self) -> float:
-        return 2 * self._rate  # two seconds' worth may be asked for at once
 
     def holder(self, header: str | None) -> int:
         """The number of the token in an Authorization header."""
@@ -74,33 +75,35 @@ class Access:
 
 
 class Service:
-    """What the server answers, apart from HTTP."""
+    """What the server answers, apart from HTTP. Each method takes a query, a body and what charges for tokens."""
 
-    def __init__(self, encoder: Encoder, limits: Limits, batcher: Batcher) -> None:
-        if not getattr(encoder.tokeniser, "is_fast", False):
+    def __init__(self, encoder: Encoder, limits: Limits) -> None:
+        if not encoder.tokeniser.is_fast:
             raise UserError(
                 f"the tokeniser of {encoder.settings.source} is not one of the tokenizers library; expected one with a "
                 "tokenizer.json, which clients can be given: save it again with a current transformers"
             )
-        self.encoder, self.limits, self.batcher = encoder, limits, batcher
+        self.encoder, self.limits, self.batcher = encoder, limits, Batcher(encoder)
         self._table = _table(encoder.model.get_input_embeddings())  # (vocabulary, embedding width)
+        self.vocabulary = len(self._table)
         self.body = limits.body(encoder.embedding_width, encoder.width)
         self.tokeniser: bytes = encoder.tokeniser.backend_tokenizer.to_str().encode()
-        self._lock = threading.Lock()  # of the tokeniser, which is not for several threads, and of the views
-        self._views: dict[tuple[str, int, int], Encoder] = {}
+        self._lock = threading.Lock()  # of the tokeniser, which is not for several threads, and of identities
+        self._view = lru_cache(_VIEWS)(encoder.with_settings)
         # The default settings, whatever this server's are: a name for weights and tokeniser alone.
-        self.model: str = self._view({"pooling": "last", "max_tokens": "256", "max_windows": "4"}).identity
+        self.model: str = self._view(EncoderSettings(source=encoder.settings.source)).identity
 
     @cached_property
     def _embeddings_digest(self) -> str:
         digest = hashlib.sha256()
-        for piece in stream("embeddings", self._table)[1]:
+        for piece in self.embeddings()[1]:
             digest.update(piece)
         return digest.hexdigest()
 
-    def about(self, query: dict[str, str]) -> About:
+    def about(self, query: Query) -> About:
+        settings = self._settings(query)
         with self._lock:
-            encoder = self._view(query)
+            encoder = self._view(settings)
             return About(
                 model=self.model,
                 identity=encoder.identity,
@@ -109,106 +112,90 @@ class Service:
                 blocks=encoder.blocks_count,
                 width=encoder.width,
                 embedding_width=encoder.embedding_width,
-                vocabulary=len(self._table),
+                vocabulary=self.vocabulary,
                 context=encoder.context,
-                pooling=encoder.settings.pooling,
+                pooling=settings.pooling,
                 max_tokens=encoder.max_tokens,
-                max_windows=encoder.settings.max_windows,
-                before=encoder._before,
-                after=encoder._after,
+                max_windows=settings.max_windows,
+                before=encoder.before,
+                after=encoder.after,
                 tokeniser=hashlib.sha256(self.tokeniser).hexdigest(),
                 embeddings=self._embeddings_digest,
                 limits=self.limits,
             )
 
-    def embeddings(self) -> tuple[int, Any]:
+    def embeddings(self) -> tuple[int, Iterator[bytes | memoryview]]:
         return stream("embeddings", self._table)
 
-    @property
-    def vocabulary(self) -> int:
-        return len(self._table)
-
-    def hidden_of_texts(self, query: dict[str, str], texts: Any, charge: Callable[[int], None]) -> bytes:
+    def hidden_of_texts(self, query: Query, body: bytes, charge: Charge) -> bytes:
         """Hidden states of texts, which are cut into tokens and windows here."""
+        try:
+            document = json.loads(body)
+        except (ValueError, RecursionError):
+            raise Refused(400, 'a body that is not JSON; expected {"texts": ["...", ...]}') from None
+        texts = document.get("texts") if isinstance(document, dict) else None
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise Refused(400, 'a body without a list of texts; expected {"texts": ["...", ...]}')
         self._check_size(len(texts), 0)
+        settings = self._settings(query)
         with self._lock:
-            encoder = self._view(query)
             try:
-                batch = encoder.tokens(texts)
+                batch = self._view(settings).tokens(texts)
             except UserError as error:
                 raise Refused(400, str(error)) from None
-        self._check_size(len(batch.owner), int(batch.mask.sum()))
-        charge(int(batch.mask.sum()))
+        tokens = int(batch.mask.sum())
+        self._check_size(len(batch.owner), tokens)
+        charge(tokens)
         packed = self._table[batch.ids[batch.mask.bool()]]
-        vectors = self.batcher.compute(Job(encoder.settings.pooling, packed, batch.lengths))
-        return dump({"hidden": join_windows(vectors, batch)})
+        return dump({"hidden": join_windows(self.batcher.compute(Job(settings.pooling, packed, batch.lengths)), batch)})
 
-    def hidden(self, query: dict[str, str], body: bytes, charge: Callable[[int], None]) -> bytes:
+    def hidden(self, query: Query, body: bytes, charge: Charge) -> bytes:
         """Hidden states of windows that the client has cut into tokens."""
-        given = self._read(body, {"ids": (torch.int64, 1), "lengths": (torch.int64, 1)})
+        given = _read(body, {"ids": (torch.int64, 1), "lengths": (torch.int64, 1)})
         ids, lengths = given["ids"], given["lengths"]
         self._check_lengths(lengths, len(ids))
-        if int(ids.min()) < 0 or int(ids.max()) >= len(self._table):
-            raise Refused(400, f"token {int(ids.max())}; expected 0 to {len(self._table) - 1}, the vocabulary")
+        if int(ids.min()) < 0 or int(ids.max()) >= self.vocabulary:
+            raise Refused(400, f"token {int(ids.max())}; expected 0 to {self.vocabulary - 1}, the vocabulary")
+        job = Job(self._settings(query).pooling, self._table[ids], lengths)
         charge(len(ids))
-        return dump({"hidden": self.batcher.compute(Job(_pooling(query), self._table[ids], lengths))})
+        return dump({"hidden": self.batcher.compute(job)})
 
-    def forward(self, query: dict[str, str], body: bytes, charge: Callable[[int], None]) -> bytes:
+    def forward(self, query: Query, body: bytes, charge: Charge) -> bytes:
         """Hidden states of soft embeddings."""
-        given = self._read(body, {"embeddings": (torch.float32, 2), "lengths": (torch.int64, 1)})
-        self._check_embeddings(given)
-        charge(len(given["embeddings"]))
-        return dump({"hidden": self.batcher.compute(Job(_pooling(query), given["embeddings"], given["lengths"]))})
+        job = self._job(query, _read(body, {"embeddings": (torch.float32, 2), "lengths": (torch.int64, 1)}))
+        charge(len(job.embeddings))
+        return dump({"hidden": self.batcher.compute(job)})
 
-    def backward(self, query: dict[str, str], body: bytes, charge: Callable[[int], None]) -> bytes:
+    def backward(self, query: Query, body: bytes, charge: Charge) -> bytes:
         """The gradient of soft embeddings from that of the hidden states; counts twice, for it computes both ways."""
         wanted = {"embeddings": (torch.float32, 2), "lengths": (torch.int64, 1), "gradient": (torch.float32, 2)}
-        given = self._read(body, wanted)
-        self._check_embeddings(given)
-        gradient, shape = given["gradient"], (len(given["lengths"]), self.encoder.width)
-        if tuple(gradient.shape) != shape:
-            raise Refused(400, f"gradient of shape {tuple(gradient.shape)}; expected {shape}: (texts, width)")
-        charge(2 * len(given["embeddings"]))
-        job = Job(_pooling(query), given["embeddings"], given["lengths"], gradient)
+        job = self._job(query, _read(body, wanted))
+        shape = (len(job.lengths), self.encoder.width)
+        if job.gradient is None or tuple(job.gradient.shape) != shape:
+            found = None if job.gradient is None else tuple(job.gradient.shape)
+            raise Refused(400, f"gradient of shape {found}; expected {shape}: (texts, width)")
+        charge(2 * len(job.embeddings))
         return dump({"gradient": self.batcher.compute(job)})
 
-    def _view(self, query: dict[str, str]) -> Encoder:
-        """The encoder with the pooling and the windows that a request asks for."""
-        settings = self.encoder.settings
-        windows = {}
-        for name, lowest in (("max_tokens", 8), ("max_windows", 1)):
-            text = query.get(name, str(getattr(settings, name)))
-            if not text.isdecimal() or len(text) > 6 or int(text) < lowest:
-                raise Refused(400, f"{name}={text!r}; expected a number from {lowest} to 999999")
-            windows[name] = int(text)
-        pooling = _pooling(query, settings.pooling)
-        key = (pooling, windows["max_tokens"], windows["max_windows"])
-        if key not in self._views:
-            other = view(self.encoder, pooling=pooling, **windows)
-            if other._room < 1:
-                raise Refused(400, f"max_tokens={windows['max_tokens']}; expected room beside the special tokens")
-            if len(self._views) >= _VIEWS:
-                self._views.pop(next(iter(self._views)))
-            self._views[key] = other
-        return self._views[key]
-
-    def _read(self, body: bytes, expected: dict[str, tuple[torch.dtype, int]]) -> dict[str, Tensor]:
+    def _settings(self, query: Query) -> EncoderSettings:
+        """The pooling and the windows that a request asks for."""
+        asked = {name: query[name] for name in ("pooling", "max_tokens", "max_windows") if name in query}
         try:
-            tensors = load(body, expected)
-        except WireError as error:
-            raise Refused(400, str(error)) from None
-        for name, tensor in tensors.items():
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                raise Refused(400, f"{name} holds values that are not finite; expected numbers")
-        return tensors
+            settings = EncoderSettings.model_validate(self.encoder.settings.model_dump() | asked)
+        except ValidationError as error:
+            wrong = [f"{each['loc'][0]}={each['input']!r}; expected: {each['msg']}" for each in error.errors()]
+            raise Refused(400, ", ".join(wrong)) from None
+        if self._view(settings).room < 1:
+            raise Refused(400, f"max_tokens={settings.max_tokens}; expected room beside the special tokens")
+        return settings
 
-    def _check_embeddings(self, given: dict[str, Tensor]) -> None:
+    def _job(self, query: Query, given: Mapping[str, Tensor]) -> Job:
+        """A pass over soft embeddings, of the right width and with lengths that agree with them."""
         embeddings, width = given["embeddings"], self.encoder.embedding_width
         if embeddings.shape[1] != width:
             raise Refused(400, f"embeddings of shape {tuple(embeddings.shape)}; expected (tokens, {width})")
         self._check_lengths(given["lengths"], len(embeddings))
+        return Job(self._settings(query).pooling, embeddings, given["lengths"], given.get("gradient"))
 
     def _check_lengths(self, lengths: Tensor, tokens: int) -> None:
         longest = self.encoder.context or self.limits.tokens
@@ -219,14 +206,20 @@ class Service:
         self._check_size(len(lengths), tokens)
 
     def _check_size(self, texts: int, tokens: int) -> None:
-        if texts > self.limits.texts:
-            raise Refused(
-                413, f"{texts} texts in one request; expected at most {self.limits.texts}: send them in parts"
-            )
-        if tokens > self.limits.tokens:
-            raise Refused(
-                413, f"{tokens} tokens in one request; expected at most {self.limits.tokens}: send them in parts"
-            )
+        for given, most, what in ((texts, self.limits.texts, "texts"), (tokens, self.limits.tokens, "tokens")):
+            if given > most:
+                raise Refused(413, f"{given} {what} in one request; expected at most {most}: send them in parts")
+
+
+def _read(body: bytes, expected: Mapping[str, tuple[torch.dtype, int]]) -> dict[str, Tensor]:
+    try:
+        tensors = load(body, expected)
+    except WireError as error:
+        raise Refused(400, str(error)) from None
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise Refused(400, f"{name} holds values that are not finite; expected numbers")
+    return tensors
 
 
 def _table(embedding: torch.nn.Embedding) -> Tensor:
@@ -236,12 +229,3 @@ def _table(embedding: torch.nn.Embedding) -> Tensor:
     with torch.no_grad():
         made: Tensor = embedding(torch.arange(embedding.num_embeddings))
     return made
-
-
-def _pooling(query: dict[str, str], default: Pooling = "last") -> Pooling:
-    pooling = query.get("pooling", default)
-    if pooling == "last":
-        return "last"
-    if pooling == "mean":
-        return "mean"
-    raise Refused(400, f"pooling={pooling!r}; expected last or mean")

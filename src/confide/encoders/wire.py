@@ -17,7 +17,6 @@ answers 409. Errors are JSON: {"error": "what was given, what was expected"}.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 from collections.abc import Iterator, Mapping
 from typing import Literal
@@ -125,27 +124,3 @@ def stream(name: str, tensor: Tensor) -> tuple[int, Iterator[bytes | memoryview]
             yield numbers[start : start + _PIECE]
 
     return len(head) + size, pieces()
-
-
-def pack(padded: Tensor, mask: Tensor) -> Tensor:
-    """Without the padding."""  # (windows, longest, ...), (windows, longest) -> (tokens, ...)
-    return padded[mask.bool()]
-
-
-def unpack(packed: Tensor, lengths: Tensor, longest: int | None = None) -> tuple[Tensor, Tensor]:
-    """With zeros as padding on the right, and the mask."""  # (windows, longest, ...), (windows, longest)
-    width = int(lengths.max()) if longest is None else longest
-    mask = (torch.arange(width) < lengths.unsqueeze(1)).long()
-    padded = packed.new_zeros(*mask.shape, *packed.shape[1:])
-    padded[mask.bool()] = packed
-    return padded, mask
-
-
-def is_loopback(host: str) -> bool:
-    """Whether what is sent to this host stays on this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
