@@ -122,7 +122,6 @@ def test_the_extras_bring_the_modules_that_are_asked_for_in_their_name() -> None
         (["corpus", "stats", "synthetic"], "speech"),
         (["train", "retrieval/sms-head", "--out", "run"], "retrieval"),
         (["reproduce", "norm/quadratics", "--out", "run"], "figures"),
-        (["ui", "runs", "--no-browser"], "ui"),
     ],
 )
 def test_a_missing_extra_is_named_with_the_line_that_mends_it(words: list[str], extra: str, tmp_path: Path) -> None:

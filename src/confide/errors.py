@@ -11,7 +11,6 @@ from importlib.util import find_spec
 MODULES = {
     "speech": ("soundfile", "soxr", "espeakng_loader", "jiwer", "unidecode"),
     "retrieval": ("transformers", "faiss", "gguf", "accelerate", "httpx"),
-    "ui": ("starlette", "uvicorn"),
     "figures": ("matplotlib",),
     "tensorboard": ("tensorboard",),
 }
