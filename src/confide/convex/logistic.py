@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
@@ -29,12 +29,11 @@ from confide.federated.local import LocalTraining, Updates
 from confide.federated.parameters import Layout
 from confide.files import digest
 from confide.randomness import generator
+from confide.settings import Section
 
 
-class LogisticSettings(BaseModel):
+class LogisticSettings(Section):
     """Logistic regression on a labelled data set, sharded over users by label."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["convex/logistic"] = "convex/logistic"
     dataset: Literal["digits", "fashion-mnist", "cifar10"] = Field("digits", description="digits needs nothing")

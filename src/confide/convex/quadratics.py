@@ -15,18 +15,17 @@ from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from confide.federated.local import LocalTraining, Updates
 from confide.files import digest
 from confide.randomness import generator
+from confide.settings import Section
 
 
-class QuadraticSettings(BaseModel):
+class QuadraticSettings(Section):
     """Random convex quadratics, one a user."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["convex/quadratics"] = "convex/quadratics"
     users: int = Field(100, gt=0, description="n")

@@ -57,8 +57,8 @@ from torch import Tensor
 
 from confide.errors import UserError
 from confide.federated.car_adaptive import CarAdaptive
-from confide.federated.named import NAMED, imported
 from confide.federated.parameters import Layout
+from confide.settings import NAMED, imported
 
 ROUNDING = 1.0 - 1e-6
 

@@ -10,20 +10,18 @@ from __future__ import annotations
 from typing import Any, Literal, cast
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from confide.errors import UserError
 from confide.federated.local import LocalTraining
-from confide.federated.named import NAMED, imported
 from confide.federated.task import Task
+from confide.settings import NAMED, Section, imported
 
 _ASKED = ("name", "metric", "examples", "initial_parameters", "batch", "loss", "evaluate")
 
 
-class PythonTaskSettings(BaseModel):
+class PythonTaskSettings(Section):
     """A task of your own: Python code that is installed, or lies in the current folder."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["python"] = "python"
     factory: str = Field(pattern=NAMED, description="module:function, called with the options and the seed")

@@ -34,22 +34,23 @@ from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from confide.errors import UserError
 from confide.federated.parameters import norm
 from confide.federated.schedules import Constant, Schedule
+from confide.settings import Section
 
 __all__ = ["Adagrad", "Adam", "Lamb", "Lars", "Optimiser", "Sgd", "init", "update"]
 
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class _Optimiser(BaseModel):
+class _Optimiser(Section):
     """What every central optimiser shares."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     # Declared here so that it comes first in the schema that users read.
     kind: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from confide.encoders.encoder import EncoderSettings
 from confide.retrieval.corpora import DataSettings
@@ -14,14 +14,13 @@ from confide.retrieval.experts import ExpertsSettings
 from confide.retrieval.head import HeadSettings
 from confide.retrieval.search import SearchSettings
 from confide.retrieval.splits import ClientSplit, ColumnSplit, EvenSplit
+from confide.settings import Section
 
 Method = Literal["head", "adapter_head", "adapter_search", "search"]
 
 
-class RetrievalSettings(BaseModel):
+class RetrievalSettings(Section):
     """Retrieval over clients that keep their queries, on a frozen language model."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["retrieval"] = "retrieval"
     encoder: EncoderSettings = Field(EncoderSettings(), description="the frozen language model")

@@ -14,7 +14,9 @@ from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from confide.settings import Section
 
 Array = NDArray[np.float32]
 
@@ -22,10 +24,8 @@ Array = NDArray[np.float32]
 _BLOCK = 256
 
 
-class FeatureSettings(BaseModel):
+class FeatureSettings(Section):
     """How audio becomes features; the defaults are the preset `pfl-asr`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     sample_rate: int = Field(16_000, gt=0, description="samples per second")
     window: float = Field(0.025, gt=0, le=1, description="seconds in a frame")

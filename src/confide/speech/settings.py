@@ -5,18 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from confide.settings import Section
 from confide.speech.augment import SpecAugment
 from confide.speech.corpora import CorpusSettings
 from confide.speech.features import FeatureSettings
 from confide.speech.model import ModelSettings
 
 
-class SpeechSettings(BaseModel):
+class SpeechSettings(Section):
     """Speech recognition over speakers."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["speech"] = "speech"
     corpus: CorpusSettings = Field(description="whose speakers are the users")

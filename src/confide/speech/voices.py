@@ -27,12 +27,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from confide.errors import UserError
 from confide.files import cache_folder, make_folder
 from confide.progress import Reporter
 from confide.randomness import generator
+from confide.settings import Section
 from confide.speech.corpus import Corpus, Language, Utterance
 from confide.speech.espeak import RECORD, SAMPLE_RATE, Job, Voice
 from confide.speech.grammar import Sentences, choose, sentence
@@ -68,10 +69,8 @@ _VARIANTS = {
 _TEST_SHARE = 5
 
 
-class SyntheticSettings(BaseModel):
+class SyntheticSettings(Section):
     """Synthetic voices that need nothing but the installed package."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["synthetic"] = "synthetic"
     language: Language = Field("en", description="en, fr or de")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from confide.settings import Section
 
 
-class MlpSettings(BaseModel):
+class MlpSettings(Section):
     """Workload A: many small users, a perceptron with one hidden layer."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["bench/mlp"] = "bench/mlp"
     users: int = Field(1000, gt=0, description="population")
@@ -21,10 +21,8 @@ class MlpSettings(BaseModel):
     classes: int = Field(10, ge=2, description="that an example can belong to")
 
 
-class SpeechClientSettings(BaseModel):
+class SpeechClientSettings(Section):
     """Workload B: users with utterances of random features and random labels, a small recogniser with CTC."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["bench/speech"] = "bench/speech"
     users: int = Field(100, gt=0, description="population")
@@ -35,10 +33,8 @@ class SpeechClientSettings(BaseModel):
     width: int = Field(144, gt=0, multiple_of=4, description="size of a frame's embedding")
 
 
-class VectorSettings(BaseModel):
+class VectorSettings(Section):
     """Workload C: a large model of which users train one tensor; the rest is there to be read, bounded and summed."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["bench/vector"] = "bench/vector"
     users: int = Field(1000, gt=0, description="population")
