@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from confide.errors import UserError
 
@@ -41,36 +40,52 @@ class Local:
     when: Callable[[Any], bool] = lambda value: True
 
 
+@dataclass(frozen=True)
+class Code:
+    """Marks a field that names a function to run."""
+
+
 LocalPath = Annotated[Path, Local()]
 """A file or folder of this machine."""
 
+FunctionName = Annotated[str, Field(pattern=NAMED), Code()]
+"""A function of one's own: `module:function`."""
+
 
 def is_path(value: str) -> bool:
-    """Whether a word leads somewhere else than to an entry of its folder: for fields that hold a bare name."""
+    """Whether a word leads elsewhere than to an entry of its folder: for fields that hold a bare name."""
     return value in (".", "..") or "/" in value or "\\" in value
 
 
-def local_paths(model: BaseModel, name: str = "") -> list[str]:
-    """The dotted names of all marked fields of a model, and of the models in it, that are set."""
-    found = []
+def local_paths(model: BaseModel) -> list[str]:
+    """The dotted names of the fields of a model, and of the models in it, that name a file or folder here."""
+    return [
+        name
+        for name, marks, value in _marked(model)
+        if any(isinstance(mark, Local) and mark.when(value) for mark in marks)
+    ]
+
+
+def named_code(model: BaseModel) -> dict[str, str]:
+    """The functions that a model and the models in it name, by the dotted names of their fields."""
+    return {name: value for name, marks, value in _marked(model) if Code() in marks}
+
+
+def _marked(model: BaseModel) -> Iterator[tuple[str, list[Any], Any]]:
+    """Dotted name, marks and value of every field that is set, down to those of the models in it."""
     for key, info in type(model).model_fields.items():
         value = getattr(model, key)
-        where = f"{name}.{key}" if name else key
         if isinstance(value, BaseModel):
-            found += local_paths(value, where)
-        elif value is not None and any(mark.when(value) for mark in _marks(info)):
-            found.append(where)
-    return found
+            yield from ((f"{key}.{name}", marks, inner) for name, marks, inner in _marked(value))
+        elif value is not None:
+            yield key, [*info.metadata, *_parts(info.annotation)], value
 
 
-def _marks(kind: Any) -> Iterator[Local]:
-    """The marks in a field or in any part of its type, such as `LocalPath | None`."""
-    inner = (kind.annotation, *kind.metadata) if isinstance(kind, FieldInfo) else get_args(kind)
-    for part in inner:
-        if isinstance(part, Local):
-            yield part
-        else:
-            yield from _marks(part)
+def _parts(kind: Any) -> Iterator[Any]:
+    """Everything that a type is made of, as the mark of `LocalPath` in `LocalPath | None`."""
+    for part in get_args(kind):
+        yield part
+        yield from _parts(part)
 
 
 class _Loader(yaml.SafeLoader):

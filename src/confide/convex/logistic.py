@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -29,7 +28,7 @@ from confide.federated.local import LocalTraining, Updates
 from confide.federated.parameters import Layout
 from confide.files import digest
 from confide.randomness import generator
-from confide.settings import Section
+from confide.settings import LocalPath, Section
 
 
 class LogisticSettings(Section):
@@ -37,7 +36,7 @@ class LogisticSettings(Section):
 
     kind: Literal["convex/logistic"] = "convex/logistic"
     dataset: Literal["digits", "fashion-mnist", "cifar10"] = Field("digits", description="digits needs nothing")
-    folder: Path | None = Field(None, description="where the data set lies; none: its usual places")
+    folder: LocalPath | None = Field(None, description="where the data set lies; none: its usual places")
     users: int = Field(gt=0, description="n, how many users share the training data")
     shards_per_user: int = Field(5, gt=0, description="a user's data come from at most so many classes")
     l2: float = Field(1e-4, ge=0, allow_inf_nan=False, description="weight decay")

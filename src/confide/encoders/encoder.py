@@ -21,7 +21,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from torch import Tensor
 
 from confide.encoders import weights
 from confide.errors import UserError
-from confide.settings import Section
+from confide.settings import Local, Section
 
 # What a further pass of the model costs beside its tokens, in tokens; so much padding has to be saved by it.
 _PASS_TOKENS = 96
@@ -42,7 +42,7 @@ _INCIDENTAL = ("transformers_version", "_name_or_path", "dtype", "torch_dtype", 
 class EncoderSettings(Section):
     """Which frozen language model makes the vectors, and how."""
 
-    source: str = Field(
+    source: Annotated[str, Local(weights.is_local)] = Field(
         "minilm",
         min_length=1,
         description="a preset, a transformers folder, a GGUF file, owner/name on the hub, or https://host:port",

@@ -37,7 +37,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from confide.encoders.encoder import Batch, Encoder, EncoderSettings, join_windows
-from confide.encoders.weights import encoders_folder, file_digest
+from confide.encoders.weights import encoders_folder, file_digest, is_url
 from confide.encoders.wire import (
     CA_VARIABLE,
     TENSORS,
@@ -57,11 +57,6 @@ PATIENCE = 60.0  # seconds that a lost server is waited for
 _OPENING = 5.0  # the same at the start, when a mistyped address is likelier
 _ANSWER = 600.0  # seconds that a server may compute
 _PAUSE, _LONGEST_PAUSE = 0.1, 10.0
-
-
-def is_url(source: str) -> bool:
-    """Whether a source is an encoder server rather than a model."""
-    return source.startswith(("https://", "http://"))
 
 
 def open_encoder(settings: EncoderSettings, identity: str | None = None) -> Encoder:

@@ -58,7 +58,7 @@ from torch import Tensor
 from confide.errors import UserError
 from confide.federated.car_adaptive import CarAdaptive
 from confide.federated.parameters import Layout
-from confide.settings import NAMED, imported
+from confide.settings import FunctionName, imported
 
 ROUNDING = 1.0 - 1e-6
 
@@ -84,7 +84,7 @@ class Bounding(BaseModel):
     rule: Literal["clip", "per_layer_clip", "normalise", "per_layer_normalise", "python", "none"] = Field(
         "clip", description="which rule bounds a user's update; python: a function of yours, held to the bound"
     )
-    function: Annotated[str, Field(pattern=NAMED)] | None = Field(
+    function: FunctionName | None = Field(
         None, description="for python: module:function, from a user's norms and C_h (both per tensor) to factors"
     )
     bound: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(

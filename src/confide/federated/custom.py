@@ -15,7 +15,7 @@ from pydantic import Field
 from confide.errors import UserError
 from confide.federated.local import LocalTraining
 from confide.federated.task import Task
-from confide.settings import NAMED, Section, imported
+from confide.settings import FunctionName, Section, imported
 
 _ASKED = ("name", "metric", "examples", "initial_parameters", "batch", "loss", "evaluate")
 
@@ -24,7 +24,7 @@ class PythonTaskSettings(Section):
     """A task of your own: Python code that is installed, or lies in the current folder."""
 
     kind: Literal["python"] = "python"
-    factory: str = Field(pattern=NAMED, description="module:function, called with the options and the seed")
+    factory: FunctionName = Field(description="module:function, called with the options and the seed")
     options: dict[str, Any] = Field(default_factory=dict, description="given to the function as they are")
 
 

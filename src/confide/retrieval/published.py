@@ -21,6 +21,7 @@ from confide.errors import UserError
 from confide.files import DATA_ENV, data_folder
 from confide.retrieval.data import Document, RetrievalCorpus, Row, SplitSettings, assemble
 from confide.retrieval.lines import text_lines
+from confide.settings import Local, LocalPath, is_path
 
 _SMS_SOURCE = "https://archive.ics.uci.edu/dataset/228/sms+spam+collection"
 _AG_SOURCE = "the character-level ConvNet paper's collection (train.csv, test.csv, classes.txt)"
@@ -36,24 +37,26 @@ class SmsSpamSettings(SplitSettings):
     """SMS Spam Collection: 5,574 messages, ham or spam."""
 
     kind: Literal["sms_spam"] = "sms_spam"
-    file: Path | None = Field(None, description="SMSSpamCollection: label, tab, text; none: under CONFIDE_DATA")
+    file: LocalPath | None = Field(None, description="SMSSpamCollection: label, tab, text; none: under CONFIDE_DATA")
 
 
 class AgNewsSettings(SplitSettings):
     """AG News: headlines with their first sentences in four classes; test.csv is the test."""
 
     kind: Literal["ag_news"] = "ag_news"
-    folder: Path | None = Field(
+    folder: LocalPath | None = Field(
         None, description="holds train.csv (or a subset) and test.csv; none: under CONFIDE_DATA"
     )
-    train: str | None = Field(None, description="the training file's name; none: train.csv, else the subset")
+    train: Annotated[str, Local(is_path)] | None = Field(
+        None, description="the training file's name; none: train.csv, else the subset"
+    )
 
 
 class ArxivSettings(SplitSettings):
     """arXiv metadata: JSON lines as published, or a table with tabs; also compressed (.gz)."""
 
     kind: Literal["arxiv"] = "arxiv"
-    file: Path | None = Field(
+    file: LocalPath | None = Field(
         None, description=".json, .jsonl, .tsv, each also .gz; none: the sample under CONFIDE_DATA"
     )
     text: Literal["abstract", "title", "both"] = Field("abstract", description="what the query is")

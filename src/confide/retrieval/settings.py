@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -14,7 +13,7 @@ from confide.retrieval.experts import ExpertsSettings
 from confide.retrieval.head import HeadSettings
 from confide.retrieval.search import SearchSettings
 from confide.retrieval.splits import ClientSplit, ColumnSplit, EvenSplit
-from confide.settings import Section
+from confide.settings import LocalPath, Section
 
 Method = Literal["head", "adapter_head", "adapter_search", "search"]
 
@@ -40,7 +39,7 @@ class RetrievalSettings(Section):
         None, description="for head and adapter_head: a gate and expert heads in place of the one head"
     )
     search: SearchSettings = Field(SearchSettings(), description="for adapter_search and search")
-    start: Path | None = Field(
+    start: LocalPath | None = Field(
         None,
         description="run folder or safetensors file to begin from, such as a head trained on kept states; an "
         "adapter that it lacks stays the identity; none: fresh weights",
@@ -49,7 +48,7 @@ class RetrievalSettings(Section):
         None, description="for adapter_search: a step compares with so many other documents; none: with all"
     )
     k: int = Field(5, ge=1, description="K of the top-K share in evaluations; at most the number of documents counts")
-    cache: Path | None = Field(None, description="where hidden states are kept; none: the user's cache folder")
+    cache: LocalPath | None = Field(None, description="where hidden states are kept; none: the user's cache folder")
 
     @property
     def users(self) -> int | None:

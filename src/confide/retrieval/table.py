@@ -18,15 +18,20 @@ from pydantic import Field
 from confide.errors import UserError
 from confide.retrieval.data import Document, RetrievalCorpus, Row, SplitSettings, assemble
 from confide.retrieval.lines import text_lines
+from confide.settings import LocalPath
 
 
 class TableSettings(SplitSettings):
     """Your own queries and documents, as CSV, TSV or JSON lines (each also .gz)."""
 
     kind: Literal["table"] = "table"
-    queries: Path = Field(description="a row for each query")
-    documents: Path | None = Field(None, description="a row for each document; none: the queries' file has their texts")
-    test: Path | None = Field(None, description="test queries in a file of their own; none: a share of the queries")
+    queries: LocalPath = Field(description="a row for each query")
+    documents: LocalPath | None = Field(
+        None, description="a row for each document; none: the queries' file has their texts"
+    )
+    test: LocalPath | None = Field(
+        None, description="test queries in a file of their own; none: a share of the queries"
+    )
     query_column: str = Field("query", min_length=1, description="which column of `queries` holds the query")
     document_column: str = Field(
         "document", min_length=1, description="the document's text, or its id if documents is given"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from confide.settings import Section
+from confide.settings import LocalPath, Section
 from confide.speech.augment import SpecAugment
 from confide.speech.corpora import CorpusSettings
 from confide.speech.features import FeatureSettings
@@ -24,7 +23,9 @@ class SpeechSettings(Section):
         None, description="deal all utterances into so many users, in place of the speakers: central training"
     )
     model: ModelSettings = Field(ModelSettings(), description="a preset, and what differs from it")
-    start: Path | None = Field(None, description="run folder or safetensors file to begin from; none: fresh weights")
+    start: LocalPath | None = Field(
+        None, description="run folder or safetensors file to begin from; none: fresh weights"
+    )
     features: FeatureSettings = FeatureSettings()
     augment: SpecAugment | None = Field(SpecAugment(), description="SpecAugment in training; null for none")
-    cache: Path | None = Field(None, description="where features are kept; none: the user's cache folder")
+    cache: LocalPath | None = Field(None, description="where features are kept; none: the user's cache folder")

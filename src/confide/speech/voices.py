@@ -33,7 +33,7 @@ from confide.errors import UserError
 from confide.files import cache_folder, make_folder
 from confide.progress import Reporter
 from confide.randomness import generator
-from confide.settings import Section
+from confide.settings import LocalPath, Section
 from confide.speech.corpus import Corpus, Language, Utterance
 from confide.speech.espeak import RECORD, SAMPLE_RATE, Job, Voice
 from confide.speech.grammar import Sentences, choose, sentence
@@ -83,7 +83,7 @@ class SyntheticSettings(Section):
         "speakers", description="a user is a speaker, or (the control) each utterance gets a user drawn uniformly"
     )
     seed: int = Field(0, ge=0, description="another seed gives other speakers")
-    cache: Path | None = Field(None, description="where recordings are kept; none: the user's cache folder")
+    cache: LocalPath | None = Field(None, description="where recordings are kept; none: the user's cache folder")
 
     @field_validator("digits")
     @classmethod

@@ -5,11 +5,11 @@ Not one of PFL-ASR's corpora: a small real one, for trying its claims. Training 
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
+from confide.settings import LocalPath
 from confide.speech.corpora.listing import Entry, gathered
 from confide.speech.corpora.settings import SpeakerSettings, place
 from confide.speech.corpora.tables import read_table
@@ -25,7 +25,9 @@ class An4Settings(SpeakerSettings):
     """CMU AN4: spelled words, numbers and commands, about 100 words in all."""
 
     kind: Literal["an4"] = "an4"
-    folder: Path | None = Field(None, description="the folder with train.tsv and test.tsv; else an4 in CONFIDE_DATA")
+    folder: LocalPath | None = Field(
+        None, description="the folder with train.tsv and test.tsv; else an4 in CONFIDE_DATA"
+    )
     subset: Literal["train", "test"] = Field("train", description="train has 74 speakers, test 10 others")
 
 

@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from confide.errors import UserError
 from confide.files import data_folder
+from confide.settings import LocalPath
 from confide.speech.corpora.listing import Entry, gathered
 from confide.speech.corpora.settings import SpeakerSettings
 from confide.speech.corpora.tables import read_table
@@ -33,7 +34,7 @@ class CommonVoiceSettings(SpeakerSettings):
     """Common Voice: sentences read by volunteers on their own devices, MP3."""
 
     kind: Literal["common_voice"] = "common_voice"
-    folder: Path | None = Field(
+    folder: LocalPath | None = Field(
         None,
         description="the folder of the release, of its language, or the one around it; else cv-corpus-13.0-* in "
         "CONFIDE_DATA",

@@ -15,6 +15,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from confide.settings import LocalPath
 from confide.speech.corpora.listing import Entry, gathered, lengths
 from confide.speech.corpora.settings import SpeakerSettings, place
 from confide.speech.corpora.shares import drawn
@@ -50,7 +51,7 @@ class AudioMnistSettings(_DigitSettings):
     """AudioMNIST: 60 people, ten digits, several takes, with many accents of English."""
 
     kind: Literal["audiomnist"] = "audiomnist"
-    folder: Path | None = Field(
+    folder: LocalPath | None = Field(
         None, description="the folder of the speakers' folders 01 to 60; else audiomnist in CONFIDE_DATA"
     )
     subset: Literal["train", "test", "all"] = Field(
@@ -62,7 +63,7 @@ class FsddSettings(_DigitSettings):
     """Free Spoken Digit Dataset: 6 people, 8 kHz."""
 
     kind: Literal["fsdd"] = "fsdd"
-    folder: Path | None = Field(None, description="the folder of the recordings; else fsdd in CONFIDE_DATA")
+    folder: LocalPath | None = Field(None, description="the folder of the recordings; else fsdd in CONFIDE_DATA")
 
 
 def audiomnist(settings: AudioMnistSettings, progress: Progress | None = None) -> Corpus:

@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from confide.errors import UserError
+from confide.settings import LocalPath
 from confide.speech.corpora.listing import Entry, gathered
 from confide.speech.corpora.settings import SpeakerSettings
 from confide.speech.corpora.tables import read_table
@@ -23,7 +24,7 @@ class FolderSettings(SpeakerSettings):
     """A folder of speakers' folders: speaker/utterance.wav (or flac, mp3, ogg) and speaker/utterance.txt."""
 
     kind: Literal["folder"] = "folder"
-    folder: Path = Field(description="the folder whose subfolders are the speakers")
+    folder: LocalPath = Field(description="the folder whose subfolders are the speakers")
     language: Language = Field("en", description="en, fr or de")
 
 
@@ -31,8 +32,10 @@ class TsvSettings(SpeakerSettings):
     """A tab-separated table with the columns speaker, path, text and, if you like, utterance."""
 
     kind: Literal["tsv"] = "tsv"
-    file: Path = Field(description="the table; its first line names the columns")
-    folder: Path | None = Field(None, description="what paths in the table are relative to; else the table's folder")
+    file: LocalPath = Field(description="the table; its first line names the columns")
+    folder: LocalPath | None = Field(
+        None, description="what paths in the table are relative to; else the table's folder"
+    )
     language: Language = Field("en", description="en, fr or de")
 
 

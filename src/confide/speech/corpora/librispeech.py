@@ -11,11 +11,12 @@ name each of them.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from confide.errors import UserError
+from confide.settings import Local, LocalPath, is_path
 from confide.speech.corpora.listing import Entry, gathered
 from confide.speech.corpora.settings import SpeakerSettings, place
 from confide.speech.corpus import Corpus, Progress, Skipped
@@ -34,10 +35,10 @@ class LibriSpeechSettings(SpeakerSettings):
     """LibriSpeech: read English books, 16 kHz."""
 
     kind: Literal["librispeech"] = "librispeech"
-    folder: Path | None = Field(
+    folder: LocalPath | None = Field(
         None, description="the folder LibriSpeech, or the one around it; else LibriSpeech in CONFIDE_DATA"
     )
-    subset: str = Field(
+    subset: Annotated[str, Local(is_path)] = Field(
         "LS-960",
         min_length=1,
         description="LS-100, LS-360, LS-500, LS-860, LS-960, or the name of a subset folder such as dev-clean",
