@@ -26,12 +26,13 @@ from confide.convex import datasets
 from confide.federated.items import Items
 from confide.federated.local import LocalTraining, Updates
 from confide.federated.parameters import Layout
+from confide.federated.task import BasicTask, Task, TaskSection
 from confide.files import digest
 from confide.randomness import generator
-from confide.settings import LocalPath, Section
+from confide.settings import LocalPath
 
 
-class LogisticSettings(Section):
+class LogisticSettings(TaskSection):
     """Logistic regression on a labelled data set, sharded over users by label."""
 
     kind: Literal["convex/logistic"] = "convex/logistic"
@@ -41,8 +42,11 @@ class LogisticSettings(Section):
     shards_per_user: int = Field(5, gt=0, description="a user's data come from at most so many classes")
     l2: float = Field(1e-4, ge=0, allow_inf_nan=False, description="weight decay")
 
+    def make(self, seed: int) -> Task:
+        return LogisticRegression(self, seed)
 
-class LogisticRegression:
+
+class LogisticRegression(BasicTask):
     """The task: users' examples, model, loss, evaluation and the dual short cut."""
 
     name = "convex/logistic"
@@ -73,9 +77,6 @@ class LogisticRegression:
     def batch(self, user: int, examples: np.ndarray | None, draw: np.random.Generator) -> tuple[Tensor, ...]:
         rows = self.held[user] if examples is None else self.held[user][torch.from_numpy(examples)]
         return self.data.train_features[rows], self.data.train_labels[rows]
-
-    def seconds(self, user: int) -> None:
-        return None
 
     def loss(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
         features, labels = batch

@@ -19,12 +19,12 @@ from pydantic import Field
 from torch import Tensor
 
 from confide.federated.local import LocalTraining, Updates
+from confide.federated.task import BasicTask, Task, TaskSection
 from confide.files import digest
 from confide.randomness import generator
-from confide.settings import Section
 
 
-class QuadraticSettings(Section):
+class QuadraticSettings(TaskSection):
     """Random convex quadratics, one a user."""
 
     kind: Literal["convex/quadratics"] = "convex/quadratics"
@@ -33,8 +33,11 @@ class QuadraticSettings(Section):
     rank: int = Field(20, gt=0, description="rank of each user's matrix")
     distance: float = Field(1.0, ge=0, allow_inf_nan=False, description="start w* + distance z: 1 is I1, 0.2 is I2")
 
+    def make(self, seed: int) -> Task:
+        return Quadratics(self, seed)
 
-class Quadratics:
+
+class Quadratics(BasicTask):
     """The task. Everything is in double precision: the quantity of interest is a small difference."""
 
     name = "convex/quadratics"
@@ -65,9 +68,6 @@ class Quadratics:
 
     def batch(self, user: int, examples: np.ndarray | None, draw: np.random.Generator) -> tuple[Tensor, ...]:
         return self.roots[user], self.centres[user]
-
-    def seconds(self, user: int) -> None:
-        return None
 
     def loss(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
         root, centre = batch

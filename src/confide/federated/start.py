@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 from confide.errors import UserError
 
 if TYPE_CHECKING:
-    from confide.recipe import Recipe
+    from confide.federated.task import TaskSection
 
 NOT_COVERED = "what the starting model was trained on"
 """Which no guarantee of this run covers."""
 
 
-def begins_elsewhere(recipe: Recipe) -> bool:
-    return getattr(recipe.task, "start", None) is not None
+class _Recipe(Protocol):
+    @property
+    def task(self) -> TaskSection: ...
+
+
+def begins_elsewhere(recipe: _Recipe) -> bool:
+    return recipe.task.begins_elsewhere
 
 
 def load_start(path: Path, fresh: Mapping[str, Tensor], optional: Collection[str] = ()) -> dict[str, Tensor]:

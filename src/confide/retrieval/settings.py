@@ -7,18 +7,19 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from confide.encoders.encoder import EncoderSettings
+from confide.federated.task import Task, TaskSection
 from confide.retrieval.corpora import DataSettings
 from confide.retrieval.embedded import EmbeddedSettings
 from confide.retrieval.experts import ExpertsSettings
 from confide.retrieval.head import HeadSettings
 from confide.retrieval.search import SearchSettings
 from confide.retrieval.splits import ClientSplit, ColumnSplit, EvenSplit
-from confide.settings import LocalPath, Section
+from confide.settings import LocalPath
 
 Method = Literal["head", "adapter_head", "adapter_search", "search"]
 
 
-class RetrievalSettings(Section):
+class RetrievalSettings(TaskSection):
     """Retrieval over clients that keep their queries, on a frozen language model."""
 
     kind: Literal["retrieval"] = "retrieval"
@@ -62,3 +63,12 @@ class RetrievalSettings(Section):
     @property
     def has_head(self) -> bool:
         return self.method in ("head", "adapter_head")
+
+    @property
+    def begins_elsewhere(self) -> bool:
+        return self.start is not None
+
+    def make(self, seed: int) -> Task:
+        from confide.retrieval.task import Retrieval
+
+        return Retrieval(self, seed)

@@ -17,7 +17,6 @@ import json
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,11 +27,10 @@ from confide.encoders.states import HiddenStates, hidden_states
 from confide.errors import UserError, require
 from confide.federated.chain import Affine, Chain
 from confide.federated.items import Items, grouped
-from confide.federated.local import LocalTraining
 from confide.federated.start import load_start
+from confide.federated.task import BasicTask
 from confide.files import digest
 from confide.randomness import generator
-from confide.retrieval.corpora import read_data
 from confide.retrieval.head import scaled
 from confide.retrieval.metrics import ndcg, reciprocal
 from confide.retrieval.retriever import ADAPTER, Retriever, open_encoder
@@ -40,7 +38,7 @@ from confide.retrieval.settings import RetrievalSettings
 from confide.retrieval.splits import by_client
 
 
-class Retrieval:
+class Retrieval(BasicTask):
     """The task that the loop trains."""
 
     name = "retrieval"
@@ -54,7 +52,7 @@ class Retrieval:
             )
         require("retrieval", "retrieval")
         self.settings, self.seed = settings, seed
-        self.corpus = read_data(settings.data, seed)
+        self.corpus = settings.data.read(seed)
         self.encoder = open_encoder(settings.encoder)
         self.retriever = Retriever(settings, self.encoder, self.corpus.documents, seed, quiet)
         train = self.corpus.train
@@ -120,9 +118,6 @@ class Retrieval:
                 "something else"
             )
 
-    def seconds(self, user: int) -> None:
-        return None
-
     def batch(self, user: int, examples: np.ndarray | None, draw: np.random.Generator) -> tuple[Tensor, ...]:
         """Labels and a seed for dropout, then vectors or tokens, then the tokens of documents."""
         own = self.clients[user]
@@ -179,12 +174,6 @@ class Retrieval:
             hidden = self.retriever.vectors(parameters, test.texts)
         documents = self.retriever.document_vectors(parameters)
         return self.retriever.ranks(parameters, hidden, torch.from_numpy(test.labels), documents)
-
-    def users_at_once(self, local: LocalTraining) -> int:
-        return 0
-
-    def fast_updates(self, *_: Any) -> None:
-        return None
 
     def chain(self) -> Chain | None:
         """A head on fixed vectors is one or two linear layers; with dropout or experts it is something else."""

@@ -21,7 +21,7 @@ KEY = "inputs"
 
 def of_task(task: Task) -> dict[str, str]:
     """The inputs that a task names; none if it names none."""
-    return dict(getattr(task, "fingerprint", {}))
+    return dict(task.fingerprint)
 
 
 def of_code(named: Mapping[str, str | None]) -> dict[str, str]:

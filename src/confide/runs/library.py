@@ -21,7 +21,6 @@ from torch import Tensor
 from confide.errors import UserError, require
 from confide.randomness import generator
 from confide.recipe import Recipe
-from confide.retrieval.corpora import read_data
 from confide.retrieval.data import Document, RetrievalCorpus
 from confide.retrieval.metrics import RetrievalScores, summarise
 from confide.retrieval.retriever import Retriever, open_encoder
@@ -157,5 +156,5 @@ def open_search(recipe: Recipe, name: str, quiet: bool = False) -> Library:
 def _parts(recipe: Recipe, quiet: bool) -> tuple[Retriever, RetrievalCorpus]:
     settings, seed = retrieval_of("the recipe", recipe), recipe.run.seed
     require("retrieval", "retrieval")
-    corpus = read_data(settings.data, seed)
+    corpus = settings.data.read(seed)
     return Retriever(settings, open_encoder(settings.encoder), corpus.documents, seed, quiet), corpus

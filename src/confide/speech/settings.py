@@ -6,14 +6,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from confide.settings import LocalPath, Section
+from confide.federated.task import Task, TaskSection
+from confide.settings import LocalPath
 from confide.speech.augment import SpecAugment
 from confide.speech.corpora import CorpusSettings
 from confide.speech.features import FeatureSettings
 from confide.speech.model import ModelSettings
 
 
-class SpeechSettings(Section):
+class SpeechSettings(TaskSection):
     """Speech recognition over speakers."""
 
     kind: Literal["speech"] = "speech"
@@ -29,3 +30,12 @@ class SpeechSettings(Section):
     features: FeatureSettings = FeatureSettings()
     augment: SpecAugment | None = Field(SpecAugment(), description="SpecAugment in training; null for none")
     cache: LocalPath | None = Field(None, description="where features are kept; none: the user's cache folder")
+
+    @property
+    def begins_elsewhere(self) -> bool:
+        return self.start is not None
+
+    def make(self, seed: int) -> Task:
+        from confide.speech.task import Speech
+
+        return Speech(self, seed)

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,8 +20,8 @@ from torch import Tensor
 
 from confide.errors import UserError, require
 from confide.federated.items import Items, grouped
-from confide.federated.local import LocalTraining
 from confide.federated.start import load_start
+from confide.federated.task import BasicTask
 from confide.files import digest
 from confide.randomness import generator
 from confide.speech import model
@@ -46,7 +45,7 @@ class Pooled:
     places: np.ndarray  # (n,) utterance of that user
 
 
-class Speech:
+class Speech(BasicTask):
     """The task that the loop trains."""
 
     name = "speech"
@@ -168,12 +167,6 @@ class Speech:
             targets = torch.nn.utils.rnn.pad_sequence(labels, True, BOUNDARY)
             losses.append(float(model.ctc_loss(logits, out_lengths, targets, sizes)) * len(places))
         return references, hypotheses, speakers, sum(losses) / len(references)
-
-    def users_at_once(self, local: LocalTraining) -> int:
-        return 0
-
-    def fast_updates(self, *_: Any) -> None:
-        return None
 
 
 def _metrics(found: Scores, loss: float) -> dict[str, float]:

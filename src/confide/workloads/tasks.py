@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from confide.federated.chain import Affine, Chain
-from confide.federated.local import LocalTraining
+from confide.federated.task import BasicTask
 from confide.randomness import generator
 from confide.speech import model
 from confide.workloads import data
@@ -22,25 +21,16 @@ from confide.workloads.settings import MlpSettings, SpeechClientSettings, Vector
 TOKENS = 29
 
 
-class _Plain:
-    """What the workloads have in common: no short cut of their own, and no length in time."""
+class _Workload(BasicTask):
+    """What the workloads have in common."""
 
     metric = "loss"
 
     def __init__(self, users: int, examples: int) -> None:
         self.examples = np.broadcast_to(np.int64(examples), users)  # however many users, one number
 
-    def seconds(self, user: int) -> None:
-        return None
 
-    def users_at_once(self, local: LocalTraining) -> int:
-        return 0
-
-    def fast_updates(self, *_: Any) -> None:
-        return None
-
-
-class Mlp(_Plain):
+class Mlp(_Workload):
     """A: two linear layers with a ReLU between them."""
 
     name = "bench/mlp"
@@ -85,7 +75,7 @@ class Mlp(_Plain):
         return {"loss": float(self.loss(parameters, (self.features[:1000], self.labels[:1000])))}
 
 
-class SpeechClient(_Plain):
+class SpeechClient(_Workload):
     """B: the package's own recogniser, without dropout."""
 
     name = "bench/speech"
@@ -120,7 +110,7 @@ class SpeechClient(_Plain):
         return {"loss": float(self.loss(parameters, (self.features[0], self.labels[0])))}
 
 
-class Vector(_Plain):
+class Vector(_Workload):
     """C: as many parameters as are wanted, in equal tensors. The loss sees the first one only."""
 
     name = "bench/vector"

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from confide.settings import LocalPath
-from confide.speech.corpora.listing import Entry, gathered
+from confide.speech.corpora.listing import Entry, checked_corpus
 from confide.speech.corpora.settings import SpeakerSettings, place
 from confide.speech.corpora.tables import read_table
 from confide.speech.corpus import Corpus, Progress, Skipped
@@ -30,15 +30,14 @@ class An4Settings(SpeakerSettings):
     )
     subset: Literal["train", "test"] = Field("train", description="train has 74 speakers, test 10 others")
 
-
-def an4(settings: An4Settings, progress: Progress | None = None) -> Corpus:
-    """Read the table of the subset."""
-    folder = place(settings.folder, "an4", "AN4", _SOURCE)
-    entries: list[Entry] = []
-    skipped: list[Skipped] = []
-    for row in read_table(folder / f"{settings.subset}.tsv", ("utterance", "speaker", "path", "text")):
-        if isinstance(row, Skipped):
-            skipped.append(row)
-        else:
-            entries.append(Entry(row["utterance"], row["speaker"], (folder / row["path"],), row["text"].strip()))
-    return gathered(f"AN4-{settings.subset}", "en", entries, skipped, settings, progress)
+    def read(self, progress: Progress | None = None) -> Corpus:
+        """Read the table of the subset."""
+        folder = place(self.folder, "an4", "AN4", _SOURCE)
+        entries: list[Entry] = []
+        skipped: list[Skipped] = []
+        for row in read_table(folder / f"{self.subset}.tsv", ("utterance", "speaker", "path", "text")):
+            if isinstance(row, Skipped):
+                skipped.append(row)
+            else:
+                entries.append(Entry(row["utterance"], row["speaker"], (folder / row["path"],), row["text"].strip()))
+        return checked_corpus(f"AN4-{self.subset}", "en", entries, skipped, self, progress)

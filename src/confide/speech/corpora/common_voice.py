@@ -20,7 +20,7 @@ from pydantic_core import PydanticCustomError
 from confide.errors import UserError
 from confide.files import data_folder
 from confide.settings import LocalPath
-from confide.speech.corpora.listing import Entry, gathered
+from confide.speech.corpora.listing import Entry, checked_corpus
 from confide.speech.corpora.settings import SpeakerSettings
 from confide.speech.corpora.tables import read_table
 from confide.speech.corpus import Corpus, Language, Progress, Skipped
@@ -65,23 +65,22 @@ class CommonVoiceSettings(SpeakerSettings):
                 )
         return {**given, **said}
 
-
-def common_voice(settings: CommonVoiceSettings, progress: Progress | None = None) -> Corpus:
-    """Read the table of the subset."""
-    folder = _language_folder(settings)
-    entries: list[Entry] = []
-    skipped: list[Skipped] = []
-    for row in read_table(folder / f"{settings.subset}.tsv", ("client_id", "path", "sentence")):
-        if isinstance(row, Skipped):
-            skipped.append(row)
-            continue
-        clip = row["path"].strip()
-        # Early releases list clips without their ending.
-        file = clip if Path(clip).suffix else f"{clip}.mp3"
-        entries.append(Entry(Path(file).stem, row["client_id"], (folder / "clips" / file,), row["sentence"].strip()))
-    return gathered(
-        f"CV-{settings.language}-{settings.subset}", settings.language, entries, skipped, settings, progress
-    )
+    def read(self, progress: Progress | None = None) -> Corpus:
+        """Read the table of the subset."""
+        folder = _language_folder(self)
+        entries: list[Entry] = []
+        skipped: list[Skipped] = []
+        for row in read_table(folder / f"{self.subset}.tsv", ("client_id", "path", "sentence")):
+            if isinstance(row, Skipped):
+                skipped.append(row)
+                continue
+            clip = row["path"].strip()
+            # Early releases list clips without their ending.
+            file = clip if Path(clip).suffix else f"{clip}.mp3"
+            entries.append(
+                Entry(Path(file).stem, row["client_id"], (folder / "clips" / file,), row["sentence"].strip())
+            )
+        return checked_corpus(f"CV-{self.language}-{self.subset}", self.language, entries, skipped, self, progress)
 
 
 def _language_folder(settings: CommonVoiceSettings) -> Path:

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from confide.errors import UserError
 from confide.settings import LocalPath
-from confide.speech.corpora.listing import Entry, gathered
+from confide.speech.corpora.listing import Entry, checked_corpus
 from confide.speech.corpora.settings import SpeakerSettings
 from confide.speech.corpora.tables import read_table
 from confide.speech.corpus import Corpus, Language, Progress, Skipped
@@ -27,6 +27,27 @@ class FolderSettings(SpeakerSettings):
     folder: LocalPath = Field(description="the folder whose subfolders are the speakers")
     language: Language = Field("en", description="en, fr or de")
 
+    def read(self, progress: Progress | None = None) -> Corpus:
+        """Every folder is a speaker, with folders in it or without."""
+        root = self.folder.expanduser()
+        if not root.is_dir():
+            raise UserError(
+                f"folder={root} is no folder; expected one whose subfolders are the speakers, each with audio files "
+                "and a .txt of the same name beside each"
+            )
+        entries: list[Entry] = []
+        skipped: list[Skipped] = []
+        for path in sorted(root.rglob("*")):
+            parts = path.relative_to(root).parts
+            if path.is_dir() or any(part.startswith(".") for part in parts):
+                continue
+            entry = _entry(path, parts)
+            if isinstance(entry, Entry):
+                entries.append(entry)
+            elif entry is not None:
+                skipped.append(Skipped("/".join(parts), entry))
+        return checked_corpus(root.resolve().name, self.language, entries, skipped, self, progress)
+
 
 class TsvSettings(SpeakerSettings):
     """A tab-separated table with the columns speaker, path, text and, if you like, utterance."""
@@ -38,47 +59,24 @@ class TsvSettings(SpeakerSettings):
     )
     language: Language = Field("en", description="en, fr or de")
 
-
-def folder(settings: FolderSettings, progress: Progress | None = None) -> Corpus:
-    """Every folder is a speaker, with folders in it or without."""
-    root = settings.folder.expanduser()
-    if not root.is_dir():
-        raise UserError(
-            f"folder={root} is no folder; expected one whose subfolders are the speakers, each with audio files and a "
-            ".txt of the same name beside each"
-        )
-    entries: list[Entry] = []
-    skipped: list[Skipped] = []
-    for path in sorted(root.rglob("*")):
-        parts = path.relative_to(root).parts
-        if path.is_dir() or any(part.startswith(".") for part in parts):
-            continue
-        entry = _entry(path, parts)
-        if isinstance(entry, Entry):
-            entries.append(entry)
-        elif entry is not None:
-            skipped.append(Skipped("/".join(parts), entry))
-    return gathered(root.resolve().name, settings.language, entries, skipped, settings, progress)
-
-
-def tsv(settings: TsvSettings, progress: Progress | None = None) -> Corpus:
-    """One row per utterance; without the column utterance, the path is its name."""
-    file = settings.file.expanduser()
-    root = settings.folder.expanduser() if settings.folder is not None else file.parent
-    entries: list[Entry] = []
-    skipped: list[Skipped] = []
-    for row in read_table(file, ("speaker", "path", "text")):
-        if isinstance(row, Skipped):
-            skipped.append(row)
-            continue
-        speaker, path = row["speaker"].strip(), row["path"].strip()
-        name = row.values.get("utterance", "").strip() or path
-        lacking = "speaker" if not speaker else "path"
-        if speaker and path:
-            entries.append(Entry(name, speaker, (root / path,), row["text"].strip()))
-        else:
-            skipped.append(Skipped(f"{file.name}:{row.line}", f"no {lacking}"))
-    return gathered(file.stem, settings.language, entries, skipped, settings, progress)
+    def read(self, progress: Progress | None = None) -> Corpus:
+        """One row per utterance; without the column utterance, the path is its name."""
+        file = self.file.expanduser()
+        root = self.folder.expanduser() if self.folder is not None else file.parent
+        entries: list[Entry] = []
+        skipped: list[Skipped] = []
+        for row in read_table(file, ("speaker", "path", "text")):
+            if isinstance(row, Skipped):
+                skipped.append(row)
+                continue
+            speaker, path = row["speaker"].strip(), row["path"].strip()
+            name = row.values.get("utterance", "").strip() or path
+            lacking = "speaker" if not speaker else "path"
+            if speaker and path:
+                entries.append(Entry(name, speaker, (root / path,), row["text"].strip()))
+            else:
+                skipped.append(Skipped(f"{file.name}:{row.line}", f"no {lacking}"))
+        return checked_corpus(file.stem, self.language, entries, skipped, self, progress)
 
 
 def _entry(path: Path, parts: tuple[str, ...]) -> Entry | str | None:

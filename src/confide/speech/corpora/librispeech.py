@@ -17,7 +17,7 @@ from pydantic import Field
 
 from confide.errors import UserError
 from confide.settings import Local, LocalPath, is_path
-from confide.speech.corpora.listing import Entry, gathered
+from confide.speech.corpora.listing import Entry, checked_corpus
 from confide.speech.corpora.settings import SpeakerSettings, place
 from confide.speech.corpus import Corpus, Progress, Skipped
 
@@ -44,18 +44,17 @@ class LibriSpeechSettings(SpeakerSettings):
         description="LS-100, LS-360, LS-500, LS-860, LS-960, or the name of a subset folder such as dev-clean",
     )
 
-
-def librispeech(settings: LibriSpeechSettings, progress: Progress | None = None) -> Corpus:
-    """Read the subset's transcripts; the speaker is the first part of an utterance's name."""
-    root = place(settings.folder, "LibriSpeech", "LibriSpeech", _SOURCE)
-    if (root / "LibriSpeech").is_dir():
-        root = root / "LibriSpeech"
-    entries: list[Entry] = []
-    skipped: list[Skipped] = []
-    for part in UNIONS.get(settings.subset, (settings.subset,)):
-        for transcript in sorted(_subset(root, part, settings.subset).rglob("*.trans.txt")):
-            _read(transcript, entries, skipped)
-    return gathered(_name(settings.subset), "en", entries, skipped, settings, progress)
+    def read(self, progress: Progress | None = None) -> Corpus:
+        """Read the subset's transcripts; the speaker is the first part of an utterance's name."""
+        root = place(self.folder, "LibriSpeech", "LibriSpeech", _SOURCE)
+        if (root / "LibriSpeech").is_dir():
+            root = root / "LibriSpeech"
+        entries: list[Entry] = []
+        skipped: list[Skipped] = []
+        for part in UNIONS.get(self.subset, (self.subset,)):
+            for transcript in sorted(_subset(root, part, self.subset).rglob("*.trans.txt")):
+                _read(transcript, entries, skipped)
+        return checked_corpus(_name(self.subset), "en", entries, skipped, self, progress)
 
 
 def _subset(root: Path, part: str, asked: str) -> Path:

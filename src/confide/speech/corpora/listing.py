@@ -39,7 +39,7 @@ class Entry:
     seconds: float | None = None
 
 
-def gathered(
+def checked_corpus(
     name: str,
     language: Language,
     entries: Sequence[Entry],
