@@ -597,7 +597,7 @@ from confide.speech.corpora.listing import Entry
 def calls(options):
     for file in sorted(Path(options["place"]).rglob("*.wav")):
         speaker = file.parent.name
-        yield Entry(f"{speaker}/{file.stem}", speaker, (file,), file.with_suffix(".txt").read_text())
+        yield Entry(f"{speaker}/{file.stem}", speaker, (file,), file.with_suffix(".txt").read_text().strip())
 
 def names(options):
     return ["ann", "bob"]

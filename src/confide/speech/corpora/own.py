@@ -22,7 +22,7 @@ class PythonCorpusSettings(SpeakerSettings):
 
     kind: Literal["python"] = "python"
     factory: FunctionName = Field(description="module:function, called with the options; gives an Entry per utterance")
-    options: dict[str, Any] = Field(default_factory=dict, description="given to the function as they are")
+    options: dict[str, Any] = Field({}, description="given to the function as they are")
     language: Language = Field("en", description="en, fr or de")
 
     def read(self, progress: Progress | None = None) -> Corpus:
