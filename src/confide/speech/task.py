@@ -60,7 +60,7 @@ class Speech(BasicTask):
                 f"task.corpus is in {corpus.language!r} and task.test in {test.language!r}; one model has one token set"
             )
         self.tokens = Tokens(corpus.language)
-        self.model = settings.model.model_copy(update={"tokens": self.tokens.size, "mels": 80})
+        self.model = settings.model.model_copy(update={"tokens": self.tokens.size, "mels": settings.features.mels})
         self.store = self._open(corpus, quiet)
         self.test = self._open(test, quiet)
         self.skipped: list[Skipped] = [*corpus.skipped, *self.store.skipped]
