@@ -16,6 +16,7 @@ from confide.errors import UserError
 
 if TYPE_CHECKING:
     from confide.encoders.server import EncoderServer
+    from confide.encoders.wire import About
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -95,16 +96,17 @@ def describe(
     as_json: Json = False,
 ) -> None:
     """Load an encoder and say what it is: kind, width, blocks, context, weights, identity and where it came from."""
-    from confide.encoders.encoder import Encoder, EncoderSettings
+    from confide.encoders.encoder import EncoderSettings
     from confide.encoders.presets import origin
-    from confide.encoders.weights import find, is_url
+    from confide.encoders.remote import RemoteEncoder, open_encoder
+    from confide.encoders.weights import find
 
     if not source.strip():
         raise UserError("no encoder was named; expected a preset, a folder, a GGUF file or owner/name on the hub")
-    if is_url(source):
-        _describe_served(source, as_json)
+    encoder = open_encoder(EncoderSettings(source=source))
+    if isinstance(encoder, RemoteEncoder):
+        _describe_served(source, encoder.about, as_json)
         return
-    encoder = Encoder(EncoderSettings(source=source))
     folder = find(source)
     note = origin(folder) if folder is not None else None
     facts: dict[str, Any] = {
@@ -136,12 +138,8 @@ def describe(
         typer.echo(f"  from {folder}")
 
 
-def _describe_served(source: str, as_json: bool) -> None:
+def _describe_served(source: str, about: About, as_json: bool) -> None:
     """The same of an encoder that runs elsewhere, as its server says."""
-    from confide.encoders.encoder import EncoderSettings
-    from confide.encoders.remote import RemoteEncoder
-
-    about = RemoteEncoder(EncoderSettings(source=source)).about
     if as_json:
         _print_json({"source": source, **about.model_dump()})
         return

@@ -50,7 +50,7 @@ from confide.encoders.wire import (
     pack,
     unpack,
 )
-from confide.errors import UserError
+from confide.errors import UserError, require
 from confide.files import make_folder
 
 PATIENCE = 60.0  # seconds that a lost server is waited for
@@ -60,7 +60,8 @@ _PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 
 
 def open_encoder(settings: EncoderSettings, identity: str | None = None) -> Encoder:
-    """The encoder that the settings name, here or on a server; `identity` is the one that it must have, if known."""
+    """The one place where an encoder is made, here or on a server; `identity` is what it must have, if known."""
+    require("retrieval", "an encoder")
     encoder = RemoteEncoder(settings) if is_url(settings.source) else Encoder(settings)
     if identity is not None and encoder.identity != identity:
         raise UserError(

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from confide.encoders.encoder import Batch
+from confide.encoders.remote import open_encoder
 from confide.encoders.states import HiddenStates, hidden_states
 from confide.errors import UserError, require
 from confide.federated.chain import Affine, Chain
@@ -33,7 +34,7 @@ from confide.files import digest
 from confide.randomness import generator
 from confide.retrieval.head import scaled
 from confide.retrieval.metrics import ndcg, reciprocal
-from confide.retrieval.retriever import ADAPTER, Retriever, open_encoder
+from confide.retrieval.retriever import ADAPTER, Retriever
 from confide.retrieval.settings import RetrievalSettings
 from confide.retrieval.splits import by_client
 

@@ -18,12 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from confide.encoders.remote import open_encoder
 from confide.errors import UserError, require
 from confide.randomness import generator
 from confide.recipe import Recipe
 from confide.retrieval.data import Document, RetrievalCorpus
 from confide.retrieval.metrics import RetrievalScores, summarise
-from confide.retrieval.retriever import Retriever, open_encoder
+from confide.retrieval.retriever import Retriever
 from confide.retrieval.search import DocumentIndex
 from confide.retrieval.settings import RetrievalSettings
 from confide.runs import folder
