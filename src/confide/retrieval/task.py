@@ -37,6 +37,7 @@ from confide.retrieval.metrics import ndcg, reciprocal
 from confide.retrieval.retriever import ADAPTER, Retriever
 from confide.retrieval.settings import RetrievalSettings
 from confide.retrieval.splits import by_client
+from confide.settings import read_yaml
 
 
 class Retrieval(BasicTask):
@@ -100,20 +101,19 @@ class Retrieval(BasicTask):
 
     def _check_start(self, run: Path) -> None:
         """Of a run's folder: it was trained on nothing that tests this one, and its numbers mean the same here."""
-        from confide.recipe import load
-
         if not (run / "summary.json").exists():
             return
-        theirs = load(str(run / "recipe.yaml"))
+        recipe = read_yaml((run / "recipe.yaml").read_text())
         held, now = json.loads((run / "summary.json").read_text()).get("inputs", {}), self.fingerprint
         others = [name for name in ("the test data", "the documents", "the encoder") if held.get(name) != now[name]]
-        if not isinstance(theirs.task, RetrievalSettings) or others:
+        if recipe["task"]["kind"] != self.settings.kind or others:
             raise UserError(
                 f"task.start={run}: {' and '.join(others) or 'the task'} of that run are not this one's; a model that "
                 "has seen this run's test queries would be judged too well: give both the same data and run.seed"
             )
+        theirs, seed = RetrievalSettings.model_validate(recipe["task"]), recipe["run"]["seed"]
         mine = self.settings.head.form, self.settings.experts, self.settings.experts and self.seed
-        if mine != (theirs.task.head.form, theirs.task.experts, theirs.task.experts and theirs.run.seed):
+        if mine != (theirs.head.form, theirs.experts, theirs.experts and seed):
             raise UserError(
                 f"task.start={run}: task.head or task.experts of that run are not this one's; its tensors would mean "
                 "something else"
