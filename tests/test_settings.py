@@ -103,6 +103,7 @@ def test_every_path_in_a_recipe_is_marked() -> None:
     [
         ("minilm", False),
         ("owner/name", False),
+        (f"owner/{'n' * 5000}", False),
         ("https://host:8443", False),
         ("/models/llama", True),
         ("./llama", True),

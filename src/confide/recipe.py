@@ -33,7 +33,7 @@ from confide.retrieval.settings import RetrievalSettings
 from confide.settings import Section, nearest, read_override, to_yaml, validate
 from confide.settings import read_yaml as read_yaml
 from confide.speech.settings import SpeechSettings
-from confide.workloads.settings import MlpSettings, SpeechClientSettings, VectorSettings
+from confide.workloads.tasks import MlpSettings, SpeechClientSettings, VectorSettings
 
 TaskSettings = Annotated[
     LogisticSettings | QuadraticSettings | SpeechSettings | RetrievalSettings | PythonTaskSettings

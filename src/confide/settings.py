@@ -188,6 +188,10 @@ def _explain(kind: TypeAdapter[Any], given: Any, where: str, whole: str, error: 
         case "literal_error":
             options = error["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
             return f"{name}={value}: {_one_of(options, str(value))}"
+        case "model_type" | "model_attributes_type":
+            return f"{name}={value!r}: expected a section of keys and values"
+        case "string_pattern_mismatch" if error["ctx"]["pattern"] == NAMED:
+            return f"{name}={value!r}: expected module:function, the name of a function"
         case "value_error":  # a section's own words about keys that do not go together
             return f"{name}: {error['ctx']['error']}"
     # A section's own words (PydanticCustomError), which come without a page of pydantic's, say more than the limits.

@@ -52,7 +52,7 @@ def test_what_is_missing_is_named(factory: str, said: str, tmp_path: Path, monke
 
 @pytest.mark.parametrize("factory", ["mine", "mine:", ":make", "mine:make()", "os.path:join:x", "../mine:make"])
 def test_a_factory_is_a_module_and_a_name(factory: str) -> None:
-    with pytest.raises(UserError, match=r"task\.factory"):
+    with pytest.raises(UserError, match=r"task\.factory=.*: expected module:function"):
         recipe.load("convex/digits", [f"task={{kind: python, factory: '{factory}'}}"])
 
 

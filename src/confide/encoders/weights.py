@@ -80,7 +80,7 @@ def is_local(source: str) -> bool:
 
     if is_url(source):
         return False
-    return (_looks_local(source) and source not in PRESETS) or Path(source).expanduser().exists()
+    return (_looks_local(source) and source not in PRESETS) or os.path.exists(source)  # too long a name is no path
 
 
 def _looks_local(source: str) -> bool:

@@ -1,22 +1,23 @@
-"""Tasks of the workloads, for the loop to train like any other."""
+"""The workloads as tasks, for the loop to train like any other. Made-up data: they measure machines, not models."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
 from confide.federated.chain import Affine, Chain
-from confide.federated.task import BasicTask
+from confide.federated.task import BasicTask, Task, TaskSection
 from confide.randomness import generator
 from confide.speech import model
 from confide.workloads import data
-from confide.workloads.settings import MlpSettings, SpeechClientSettings, VectorSettings
 
 TOKENS = 29
 
@@ -28,6 +29,21 @@ class _Workload(BasicTask):
 
     def __init__(self, users: int, examples: int) -> None:
         self.examples = np.broadcast_to(np.int64(examples), users)  # however many users, one number
+
+
+class MlpSettings(TaskSection):
+    """Workload A: many small users, a perceptron with one hidden layer."""
+
+    kind: Literal["bench/mlp"] = "bench/mlp"
+    users: int = Field(1000, gt=0, description="population")
+    distinct: int = Field(1000, gt=0, description="so many have data of their own; the others repeat theirs")
+    examples: int = Field(20, gt=0, description="examples of a user")
+    width: int = Field(784, gt=0, description="numbers of an example")
+    hidden: int = Field(128, gt=0, description="hidden units")
+    classes: int = Field(10, ge=2, description="that an example can belong to")
+
+    def make(self, seed: int) -> Task:
+        return Mlp(self, seed)
 
 
 class Mlp(_Workload):
@@ -75,6 +91,21 @@ class Mlp(_Workload):
         return {"loss": float(self.loss(parameters, (self.features[:1000], self.labels[:1000])))}
 
 
+class SpeechClientSettings(TaskSection):
+    """Workload B: users with utterances of random features and random labels, a small recogniser with CTC."""
+
+    kind: Literal["bench/speech"] = "bench/speech"
+    users: int = Field(100, gt=0, description="population")
+    utterances: int = Field(4, gt=0, description="of a user")
+    frames: int = Field(300, ge=3, description="of an utterance")
+    labels: int = Field(20, gt=0, description="of an utterance")
+    layers: int = Field(4, gt=0, description="blocks of attention and MLP")
+    width: int = Field(144, gt=0, multiple_of=4, description="size of a frame's embedding")
+
+    def make(self, seed: int) -> Task:
+        return SpeechClient(self, seed)
+
+
 class SpeechClient(_Workload):
     """B: the package's own recogniser, without dropout."""
 
@@ -108,6 +139,18 @@ class SpeechClient(_Workload):
 
     def evaluate(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
         return {"loss": float(self.loss(parameters, (self.features[0], self.labels[0])))}
+
+
+class VectorSettings(TaskSection):
+    """Workload C: a large model of which users train one tensor; the rest is there to be read, bounded and summed."""
+
+    kind: Literal["bench/vector"] = "bench/vector"
+    users: int = Field(1000, gt=0, description="population")
+    parameters: int = Field(255_000_000, gt=0, description="of the model")
+    tensors: int = Field(300, gt=0, description="that they lie in")
+
+    def make(self, seed: int) -> Task:
+        return Vector(self, seed)
 
 
 class Vector(_Workload):
