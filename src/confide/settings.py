@@ -182,9 +182,7 @@ def _explain(kind: TypeAdapter[Any], given: Any, where: str, whole: str, error: 
         case "union_tag_invalid":
             tag, tags = error["ctx"]["tag"], error["ctx"]["expected_tags"]
             options = [t.strip().strip("'") for t in tags.split(",")]
-            return (
-                f"{_dotted(where, (*path, 'kind'))}={tag}: expected one of {', '.join(options)}{nearest(tag, options)}"
-            )
+            return f"{_dotted(where, (*path, 'kind'))}={tag}: {_one_of(options, tag)}"
         case "literal_error":
             options = error["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
             return f"{name}={value}: {_one_of(options, str(value))}"

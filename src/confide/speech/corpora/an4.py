@@ -33,11 +33,10 @@ class An4Settings(SpeakerSettings):
     def read(self, progress: Progress | None = None) -> Corpus:
         """Read the table of the subset."""
         folder = place(self.folder, "an4", "AN4", _SOURCE)
-        entries: list[Entry] = []
-        skipped: list[Skipped] = []
-        for row in read_table(folder / f"{self.subset}.tsv", ("utterance", "speaker", "path", "text")):
-            if isinstance(row, Skipped):
-                skipped.append(row)
-            else:
-                entries.append(Entry(row["utterance"], row["speaker"], (folder / row["path"],), row["text"].strip()))
-        return checked_corpus(f"AN4-{self.subset}", "en", entries, skipped, self, progress)
+        listed = [
+            row
+            if isinstance(row, Skipped)
+            else Entry(row["utterance"], row["speaker"], (folder / row["path"],), row["text"].strip())
+            for row in read_table(folder / f"{self.subset}.tsv", ("utterance", "speaker", "path", "text"))
+        ]
+        return checked_corpus(f"AN4-{self.subset}", "en", listed, self, progress)

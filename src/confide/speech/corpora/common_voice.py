@@ -22,7 +22,7 @@ from confide.files import data_folder
 from confide.settings import LocalPath
 from confide.speech.corpora.listing import Entry, checked_corpus
 from confide.speech.corpora.settings import SpeakerSettings
-from confide.speech.corpora.tables import read_table
+from confide.speech.corpora.tables import Row, read_table
 from confide.speech.corpus import Corpus, Language, Progress, Skipped
 
 _SOURCE = "https://commonvoice.mozilla.org/en/datasets (Common Voice Corpus 13.0)"
@@ -68,19 +68,16 @@ class CommonVoiceSettings(SpeakerSettings):
     def read(self, progress: Progress | None = None) -> Corpus:
         """Read the table of the subset."""
         folder = _language_folder(self)
-        entries: list[Entry] = []
-        skipped: list[Skipped] = []
-        for row in read_table(folder / f"{self.subset}.tsv", ("client_id", "path", "sentence")):
-            if isinstance(row, Skipped):
-                skipped.append(row)
-                continue
-            clip = row["path"].strip()
-            # Early releases list clips without their ending.
-            file = clip if Path(clip).suffix else f"{clip}.mp3"
-            entries.append(
-                Entry(Path(file).stem, row["client_id"], (folder / "clips" / file,), row["sentence"].strip())
-            )
-        return checked_corpus(f"CV-{self.language}-{self.subset}", self.language, entries, skipped, self, progress)
+        rows = read_table(folder / f"{self.subset}.tsv", ("client_id", "path", "sentence"))
+        listed = (row if isinstance(row, Skipped) else _entry(folder / "clips", row) for row in rows)
+        return checked_corpus(f"CV-{self.language}-{self.subset}", self.language, listed, self, progress)
+
+
+def _entry(clips: Path, row: Row) -> Entry:
+    clip = row["path"].strip()
+    # Early releases list clips without their ending.
+    file = clip if Path(clip).suffix else f"{clip}.mp3"
+    return Entry(Path(file).stem, row["client_id"], (clips / file,), row["sentence"].strip())
 
 
 def _language_folder(settings: CommonVoiceSettings) -> Path:

@@ -109,7 +109,7 @@ def _joined(name: str, files: Iterable[Path], settings: _DigitSettings, progress
             for group in _groups(order, speaker, seed, settings):
                 entry = _entry(speaker, group, sum(seconds[file] for file in group))
                 entries[entry.id] = entry  # two passes may join the same recordings; they count once
-    return checked_corpus(name, "en", list(entries.values()), skipped, settings)
+    return checked_corpus(name, "en", [*skipped, *entries.values()], settings)
 
 
 def _groups(files: list[Path], speaker: str, seed: int, settings: _DigitSettings) -> Iterable[list[Path]]:

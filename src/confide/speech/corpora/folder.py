@@ -14,7 +14,7 @@ from confide.errors import UserError
 from confide.settings import LocalPath
 from confide.speech.corpora.listing import Entry, checked_corpus
 from confide.speech.corpora.settings import SpeakerSettings
-from confide.speech.corpora.tables import read_table
+from confide.speech.corpora.tables import Row, read_table
 from confide.speech.corpus import Corpus, Language, Progress, Skipped
 
 AUDIO = (".wav", ".flac", ".mp3", ".ogg")
@@ -35,18 +35,15 @@ class FolderSettings(SpeakerSettings):
                 f"folder={root} is no folder; expected one whose subfolders are the speakers, each with audio files "
                 "and a .txt of the same name beside each"
             )
-        entries: list[Entry] = []
-        skipped: list[Skipped] = []
+        listed = []
         for path in sorted(root.rglob("*")):
             parts = path.relative_to(root).parts
             if path.is_dir() or any(part.startswith(".") for part in parts):
                 continue
             entry = _entry(path, parts)
-            if isinstance(entry, Entry):
-                entries.append(entry)
-            elif entry is not None:
-                skipped.append(Skipped("/".join(parts), entry))
-        return checked_corpus(root.resolve().name, self.language, entries, skipped, self, progress)
+            if entry is not None:
+                listed.append(entry if isinstance(entry, Entry) else Skipped("/".join(parts), entry))
+        return checked_corpus(root.resolve().name, self.language, listed, self, progress)
 
 
 class TsvSettings(SpeakerSettings):
@@ -63,20 +60,16 @@ class TsvSettings(SpeakerSettings):
         """One row per utterance; without the column utterance, the path is its name."""
         file = self.file.expanduser()
         root = self.folder.expanduser() if self.folder is not None else file.parent
-        entries: list[Entry] = []
-        skipped: list[Skipped] = []
-        for row in read_table(file, ("speaker", "path", "text")):
-            if isinstance(row, Skipped):
-                skipped.append(row)
-                continue
-            speaker, path = row["speaker"].strip(), row["path"].strip()
-            name = row.values.get("utterance", "").strip() or path
-            lacking = "speaker" if not speaker else "path"
-            if speaker and path:
-                entries.append(Entry(name, speaker, (root / path,), row["text"].strip()))
-            else:
-                skipped.append(Skipped(f"{file.name}:{row.line}", f"no {lacking}"))
-        return checked_corpus(file.stem, self.language, entries, skipped, self, progress)
+        rows = read_table(file, ("speaker", "path", "text"))
+        listed = (row if isinstance(row, Skipped) else _from_row(row, file, root) for row in rows)
+        return checked_corpus(file.stem, self.language, listed, self, progress)
+
+
+def _from_row(row: Row, table: Path, root: Path) -> Entry | Skipped:
+    speaker, path = row["speaker"].strip(), row["path"].strip()
+    if not speaker or not path:
+        return Skipped(f"{table.name}:{row.line}", f"no {'path' if speaker else 'speaker'}")
+    return Entry(row.values.get("utterance", "").strip() or path, speaker, (root / path,), row["text"].strip())
 
 
 def _entry(path: Path, parts: tuple[str, ...]) -> Entry | str | None:

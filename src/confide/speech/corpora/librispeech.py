@@ -10,6 +10,7 @@ name each of them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -49,12 +50,13 @@ class LibriSpeechSettings(SpeakerSettings):
         root = place(self.folder, "LibriSpeech", "LibriSpeech", _SOURCE)
         if (root / "LibriSpeech").is_dir():
             root = root / "LibriSpeech"
-        entries: list[Entry] = []
-        skipped: list[Skipped] = []
-        for part in UNIONS.get(self.subset, (self.subset,)):
-            for transcript in sorted(_subset(root, part, self.subset).rglob("*.trans.txt")):
-                _read(transcript, entries, skipped)
-        return checked_corpus(_name(self.subset), "en", entries, skipped, self, progress)
+        listed = [
+            item
+            for part in UNIONS.get(self.subset, (self.subset,))
+            for transcript in sorted(_subset(root, part, self.subset).rglob("*.trans.txt"))
+            for item in _read(transcript)
+        ]
+        return checked_corpus(_name(self.subset), "en", listed, self, progress)
 
 
 def _subset(root: Path, part: str, asked: str) -> Path:
@@ -69,17 +71,16 @@ def _subset(root: Path, part: str, asked: str) -> Path:
     return folder
 
 
-def _read(transcript: Path, entries: list[Entry], skipped: list[Skipped]) -> None:
+def _read(transcript: Path) -> Iterator[Entry | Skipped]:
     try:
         lines = transcript.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        skipped.append(Skipped(str(transcript), f"unreadable transcript: {error}"))
+        yield Skipped(str(transcript), f"unreadable transcript: {error}")
         return
     for line in lines:
         name, _, text = line.strip().partition(" ")
         if name:
-            audio = transcript.parent / f"{name}.flac"
-            entries.append(Entry(name, name.partition("-")[0], (audio,), text.strip()))
+            yield Entry(name, name.partition("-")[0], (transcript.parent / f"{name}.flac",), text.strip())
 
 
 def _name(subset: str) -> str:

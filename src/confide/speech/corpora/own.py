@@ -1,7 +1,8 @@
 """A corpus that a user brings: `corpus: {kind: python, factory: module:function, options: {...}}`.
 
-The function gets the options and answers with an `Entry` for each utterance; the checks, shares and users of all
-corpora apply to them. Whoever writes the recipe chooses code that runs here, so a client refuses it from a server.
+The function gets the options and answers with an `Entry` (or a `Skipped`) for each utterance; the checks, shares and
+users of all corpora apply to them. Whoever writes the recipe chooses code that runs here, so a client refuses it from a
+server.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from confide.errors import UserError
 from confide.settings import FunctionName, imported
 from confide.speech.corpora.listing import Entry, checked_corpus
 from confide.speech.corpora.settings import SpeakerSettings
-from confide.speech.corpus import Corpus, Language, Progress
+from confide.speech.corpus import Corpus, Language, Progress, Skipped
 
 
 class PythonCorpusSettings(SpeakerSettings):
@@ -27,11 +28,11 @@ class PythonCorpusSettings(SpeakerSettings):
 
     def read(self, progress: Progress | None = None) -> Corpus:
         """Call the function and check what it lists."""
-        entries = list(imported(self.factory, "corpus.factory")(self.options))
-        for number, entry in enumerate(entries, start=1):
-            if not isinstance(entry, Entry):
+        listed = list(imported(self.factory, "corpus.factory")(self.options))
+        for number, entry in enumerate(listed, start=1):
+            if not isinstance(entry, Entry | Skipped):
                 raise UserError(
                     f"corpus.factory={self.factory}: item {number} that it gave is a {type(entry).__name__}; expected "
                     "an Entry of confide.speech.corpora.listing for each utterance"
                 )
-        return checked_corpus(self.factory.replace(":", "-"), self.language, entries, [], self, progress)
+        return checked_corpus(self.factory.replace(":", "-"), self.language, listed, self, progress)
