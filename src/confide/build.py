@@ -27,13 +27,13 @@ from confide.federated.cohort import PartTrainer, part_size
 from confide.federated.final import FinalModel
 from confide.federated.parameters import Layout, flatten
 from confide.federated.probe import Probe
-from confide.federated.start import begins_elsewhere
-from confide.federated.task import Task
+from confide.federated.task import Task, TaskSection
 from confide.files import digest
 from confide.privacy.ledger import Ledger
 from confide.privacy.plan import Plan, make_plan
 from confide.recipe import Recipe, Users
 from confide.run import Loop
+from confide.settings import named_code
 
 RemoteEngine = Callable[[Recipe, Task, Plan], Engine]
 """Makes the engine of a deployment."""
@@ -81,11 +81,9 @@ def make_loop(
     )  # fmt: skip
 
 
-def make_task(settings: Any, seed: int) -> Task:
+def make_task(settings: TaskSection, seed: int) -> Task:
     """The task of a recipe's task section."""
-    from confide.tasks_tmp import make_task as made
-
-    return made(settings, seed)
+    return settings.make(seed)
 
 
 def make_trainer(recipe: Recipe, where: torch.device | str = "cpu") -> PartTrainer:
@@ -115,7 +113,7 @@ def user_weights(users: Users, task: Task) -> np.ndarray:
 def ledger_header(recipe: Recipe, plan: Plan, task: Task) -> dict[str, Any]:
     """The first line of the ledger: what the run is, and digests of what it was made from."""
     return {
-        "inputs": dict(getattr(task, "fingerprint", {})) | code_digests(recipe),
+        "inputs": dict(task.fingerprint) | code_digests(recipe),
         "recipe": recipe.digest,
         "delta": plan.delta,
         "accountant": plan.accountant,
@@ -123,22 +121,16 @@ def ledger_header(recipe: Recipe, plan: Plan, task: Task) -> dict[str, Any]:
         "noise_source": recipe.privacy.source,
         "for_release": not plan.source.repeatable,
         "trust": recipe.privacy.trust,
-        "begins_elsewhere": begins_elsewhere(recipe),
+        "begins_elsewhere": recipe.task.begins_elsewhere,
     }
 
 
 def code_digests(recipe: Recipe) -> dict[str, str]:
     """Digests of the files with the code that a recipe names: other code under the same noise would give it away."""
-    named = {
-        "task.factory": getattr(recipe.task, "factory", None),
-        "bounding.function": recipe.bounding.function,
-        "privacy.factory": recipe.privacy.factory,
-    }
     found = {}
-    for field, name in named.items():
-        if name is not None:
-            path = getattr(sys.modules.get(name.split(":")[0]), "__file__", None)
-            found[f"the code of {field}"] = digest([Path(path).read_bytes()]) if path else "unknown"
+    for field, name in named_code(recipe).items():
+        path = getattr(sys.modules.get(name.split(":")[0]), "__file__", None)
+        found[f"the code of {field}"] = digest([Path(path).read_bytes()]) if path else "unknown"
     return found
 
 

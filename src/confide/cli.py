@@ -176,8 +176,8 @@ def resume(run: Folder, workers: Workers = 1, as_json: Json = False) -> None:
 @app.command()
 def ledger(run: Folder, as_json: Json = False) -> None:
     """Recompute the privacy spent from a run's ledger alone, and check every line of it."""
-    from confide.federated.start import NOT_COVERED
     from confide.privacy.accountant import shown
+    from confide.privacy.mechanisms.base import NOT_COVERED
     from confide.privacy.trust.server_view import against_server
     from confide.runs import folder
 
@@ -370,8 +370,8 @@ def _show_summary(summary: dict[str, Any], out: Path, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from confide.federated.start import NOT_COVERED
     from confide.privacy.accountant import shown
+    from confide.privacy.mechanisms.base import NOT_COVERED
     from confide.privacy.trust.server_view import against_server
 
     table = Table(show_header=False, title=f"{summary['task']}, seed {summary['seed']}")

@@ -1,16 +1,13 @@
 """The document that describes a run: typed sections, checked before anything is done, all problems together.
 
-Every section is a frozen pydantic model. `load` reads YAML, applies `--set section.key=value`, checks each section on
-its own and then what the sections say of each other, and raises one error that lists everything it found, with the
-nearest valid name for a key that is not known and the allowed range for a value that is out of it.
+`load` reads YAML, applies `--set section.key=value`, checks each section on its own (`confide.settings` explains what
+is wrong) and then what the sections say of each other, and raises one error that lists everything it found.
 """
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib import resources
@@ -19,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from confide.convex.logistic import LogisticSettings
 from confide.convex.quadratics import QuadraticSettings
@@ -33,8 +30,9 @@ from confide.privacy.mechanisms import Asked, Privacy, refusals
 from confide.privacy.sampling import Sampling
 from confide.retrieval.head import HeadSettings
 from confide.retrieval.settings import RetrievalSettings
+from confide.settings import Section, nearest, read_override, read_yaml, to_yaml, validate
 from confide.speech.settings import SpeechSettings
-from confide.workloads.settings import MlpSettings, SpeechClientSettings, VectorSettings
+from confide.workloads.tasks import MlpSettings, SpeechClientSettings, VectorSettings
 
 TaskSettings = Annotated[
     LogisticSettings | QuadraticSettings | SpeechSettings | RetrievalSettings | PythonTaskSettings
@@ -43,29 +41,7 @@ TaskSettings = Annotated[
 ]  # fmt: skip
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1 takes 1e-5 for text; everybody means the number."""
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes text that the loader would take for a number."""
-
-
-for _kind in (_Loader, _Dumper):
-    _kind.add_implicit_resolver(
-        "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-    )
-
-
-def read_yaml(text: str) -> Any:
-    return yaml.load(text, Loader=_Loader)
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Users(_Section):
+class Users(Section):
     """Who counts how much."""
 
     weights: Literal["uniform", "examples"] | tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = Field(
@@ -74,14 +50,14 @@ class Users(_Section):
     )
 
 
-class Evaluation(_Section):
+class Evaluation(Section):
     """When the central model is evaluated."""
 
     every: int = Field(10, ge=1, description="evaluate after every so many central steps, and after the last")
     last: int = Field(1, ge=1, description="also after each of the last so many steps; their mean is reported")
 
 
-class Run(_Section):
+class Run(Section):
     """Length, seed and care."""
 
     steps: int = Field(gt=0, description="T, central steps")
@@ -89,7 +65,7 @@ class Run(_Section):
     checkpoint_every: int = Field(10, ge=1, description="central steps between checkpoints")
 
 
-class Recipe(_Section):
+class Recipe(Section):
     """One run."""
 
     description: str = Field("", description="one line for `confide recipe list`")
@@ -105,7 +81,7 @@ class Recipe(_Section):
     run: Run
 
     def to_yaml(self) -> str:
-        return yaml.dump(self.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
+        return to_yaml(self.model_dump(mode="json"))
 
     def asked(self) -> Asked:
         """What the recipe asks of its mechanism."""
@@ -165,7 +141,7 @@ def _read(name: str) -> dict[str, Any]:
     try:
         text = known[name].read_text() if name in known else Path(name).read_text()
     except FileNotFoundError:
-        hint = _nearest(name, known)
+        hint = nearest(name, known)
         raise UserError(
             f"no recipe {name!r}: neither a file nor a shipped recipe{hint}; see `confide recipe list`"
         ) from None
@@ -181,14 +157,7 @@ def _read(name: str) -> dict[str, Any]:
 
 
 def _apply(document: dict[str, Any], override: str) -> None:
-    path, equals, text = override.partition("=")
-    keys = path.strip().split(".")
-    if not equals or not all(keys):
-        raise UserError(f"--set {override!r} is not of the form section.key=value")
-    try:
-        value = read_yaml(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"--set {override!r}: the value is not valid YAML: {error}") from None
+    keys, value = read_override(override, "section.key=value")
     place = document
     for key in keys[:-1]:
         inner = place.setdefault(key, {})
@@ -204,7 +173,7 @@ def _sections(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     fields = Recipe.model_fields
     for key in document:
         if key not in fields:
-            problems.append(f"{key}: there is no such section{_nearest(str(key), fields)}")
+            problems.append(f"{key}: there is no such section{nearest(str(key), fields)}")
     for key, info in fields.items():
         if key not in document:
             if info.is_required():
@@ -212,15 +181,11 @@ def _sections(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             else:
                 sections[key] = info.get_default(call_default_factory=True)
             continue
-        adapter = _adapter(key)
-        yes = _yes_for_a_number(key, document[key])
-        if yes:
-            problems += yes
-            continue
-        try:
-            sections[key] = adapter.validate_python(document[key])
-        except ValidationError as error:
-            problems += [_explain(key, document[key], e) for e in error.errors()]
+        value, wrong = validate(_adapter(key), document[key], key)
+        if wrong:
+            problems += wrong
+        else:
+            sections[key] = value
     return sections, problems
 
 
@@ -228,96 +193,6 @@ def _sections(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 def _adapter(section: str) -> TypeAdapter[Any]:
     info = Recipe.model_fields[section]
     return TypeAdapter(Annotated[info.annotation, info])  # type: ignore[arg-type]
-
-
-def _yes_for_a_number(section: str, given: Any) -> list[str]:
-    """True counts as 1 to Python; in a recipe it is a mistake wherever the schema has a number."""
-    problems = []
-    for path in _switches(given, [section]):
-        node = _schema_at(section, given, path)
-        if any(option.get("type") in ("integer", "number") for option in (node, *node.get("anyOf", []))):
-            value = given
-            for key in path[1:]:
-                value = value[key]
-            problems.append(f"{'.'.join(path)}={value}: expected a number {_limits(node)}".rstrip())
-    return problems
-
-
-def _switches(given: Any, path: list[str]) -> list[list[str]]:
-    """Where True and False stand in a section."""
-    if isinstance(given, dict):
-        return [found for key, value in given.items() for found in _switches(value, [*path, key])]
-    return [path] if isinstance(given, bool) else []
-
-
-_LIMITS = {"exclusiveMinimum": "above", "minimum": "at least", "exclusiveMaximum": "below", "maximum": "at most"}
-
-
-def _explain(section: str, given: Any, error: Any) -> str:
-    """One line for one pydantic error: where, what was given, what is expected."""
-    # Tags of unions appear in pydantic's path but not in the document.
-    path, value = [section], given
-    for part in error["loc"]:
-        if (isinstance(value, dict) and part in value) or (
-            isinstance(value, list | tuple) and isinstance(part, int) and part < len(value)
-        ):
-            path.append(str(part))
-            value = value[part]
-    where = ".".join(path)
-    kind = error["type"]
-    if kind == "extra_forbidden":
-        valid = _schema_at(section, given, path[:-1]).get("properties", {})
-        return f"{where}: there is no such key{_nearest(path[-1], valid)}"
-    if kind == "missing":
-        return f"{where}.{error['loc'][-1]}: required"
-    if kind == "union_tag_not_found":
-        return f"{where}.kind: required"
-    if kind == "union_tag_invalid":
-        tag, tags = error["ctx"]["tag"], error["ctx"]["expected_tags"]
-        options = [t.strip().strip("'") for t in tags.split(",")]
-        return f"{where}.kind={tag}: expected one of {', '.join(options)}{_nearest(tag, options)}"
-    if kind == "literal_error":
-        options = error["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
-        return f"{where}={value}: expected one of {', '.join(options)}{_nearest(str(value), options)}"
-    limits = _limits(_schema_at(section, given, path))
-    expected = f"a number {limits}" if limits else error["msg"].lower().removeprefix("input should be ")
-    return f"{where}={value!r}: expected {expected}"
-
-
-def _schema_at(section: str, given: Any, path: list[str]) -> Any:
-    """The part of the schema that describes the value at `path`; the kind of a section decides what is in it."""
-    document = schema()
-    node: Any = _resolve(document["properties"][section], document, given)
-    for key in path[1:]:
-        given = given.get(key) if isinstance(given, dict) else None
-        node = _resolve(node.get("properties", {}).get(key, {}), document, given)
-    return node
-
-
-def _limits(node: Any) -> str:
-    for option in (node, *node.get("anyOf", [])):
-        found = [f"{word} {option[key]:g}" for key, word in _LIMITS.items() if key in option]
-        if found:
-            return " and ".join(found)
-    return ""
-
-
-def _resolve(node: Any, document: Any, given: Any) -> Any:
-    sections = [option for option in node.get("anyOf", []) if "$ref" in option or "discriminator" in option]
-    if len(sections) == 1:  # a section that may be left out
-        node = sections[0]
-    if "discriminator" in node:
-        mapping = node["discriminator"]["mapping"]
-        kind = given.get("kind") if isinstance(given, dict) else None
-        node = {"$ref": mapping.get(kind, node["oneOf"][0]["$ref"])}  # without a kind: the first in the code
-    if "$ref" in node:
-        node = document["$defs"][node["$ref"].rsplit("/", 1)[1]]
-    return node
-
-
-def _nearest(word: str, options: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(options), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _check_local(local: LocalTraining) -> list[str]:

@@ -61,7 +61,7 @@ class Loop:
     total: Tensor  # (parameters,) the cohort's sum, and then the pseudo-gradient, made once
 
     def start(self) -> State:
-        parameters = flatten(getattr(self.task, "starting_parameters", self.task.initial_parameters)())
+        parameters = flatten(self.task.starting_parameters())
         state = State(0, parameters, self.central.start(parameters))
         state.noise = self.plan.mechanism.start_memory(parameters)
         self.bounds.start(state, len(self.plan.weights))

@@ -29,10 +29,11 @@ from typer.testing import CliRunner
 
 from confide.commands.encoder import app
 from confide.encoders.encoder import Encoder, EncoderSettings
-from confide.encoders.remote import RemoteEncoder, is_url, open_encoder
+from confide.encoders.remote import RemoteEncoder, open_encoder
 from confide.encoders.server import EncoderServer, tls_context
 from confide.encoders.service import Access
 from confide.encoders.states import hidden_states
+from confide.encoders.weights import is_url
 from confide.encoders.wire import Limits, dump, load, stream
 from confide.errors import UserError
 from confide.retrieval import head

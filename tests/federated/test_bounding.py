@@ -24,6 +24,7 @@ from confide.federated.bounding import ROUNDING, Bounder, Bounding, bounder
 from confide.federated.cohort import PartTrainer, Tally
 from confide.federated.local import LocalTraining, PlainUpdate, Updates
 from confide.federated.parameters import Layout
+from confide.federated.task import BasicTask
 
 torch.set_num_threads(1)
 
@@ -129,7 +130,7 @@ def test_many_small_numbers_beside_a_large_one_count_towards_the_bound(large: in
     assert max(found.values()) <= 1.0, found
 
 
-class Stub:
+class Stub(BasicTask):
     """A task of two users; the update of the first one is given, and the second one never takes part."""
 
     name, metric = "stub", "none"
@@ -144,17 +145,11 @@ class Stub:
     def batch(self, user: int, examples: np.ndarray | None, draw: np.random.Generator) -> tuple[Tensor, ...]:
         raise NotImplementedError
 
-    def seconds(self, user: int) -> None:
-        return None
-
     def loss(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
         raise NotImplementedError
 
     def evaluate(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
         raise NotImplementedError
-
-    def users_at_once(self, local: LocalTraining) -> int:
-        return 0
 
     def fast_updates(
         self, parameters: Mapping[str, Tensor], users: np.ndarray, local: LocalTraining, learning_rate: float

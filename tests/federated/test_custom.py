@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
 
 from confide import recipe
 from confide.errors import UserError
-from confide.federated.custom import PythonTaskSettings, make_python_task
+from confide.federated.custom import PythonTaskSettings
+from confide.runs import folder
 
 MODULE = """
+from confide.federated.custom import BasicTask
+
+class Heir(BasicTask): ...
+
+def heir(options, seed):
+    return Heir()
+
 class Half:
     name = "half"
 
@@ -26,6 +35,10 @@ def make(options, seed):
     [
         ("nowhere_to_be_found:make", "No module named 'nowhere_to_be_found'; run in the folder"),
         ("half_a_task:other", "half_a_task has no other"),
+        (
+            "half_a_task:heir",
+            "Heir that it made has no name, metric, examples, initial_parameters, batch, loss",
+        ),
         ("half_a_task:make", "Half that it made has no metric, examples, initial_parameters, batch, evaluate"),
     ],
 )
@@ -34,10 +47,58 @@ def test_what_is_missing_is_named(factory: str, said: str, tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", ["/nowhere"])
     with pytest.raises(UserError, match=said):
-        make_python_task(PythonTaskSettings(factory=factory), 0)
+        PythonTaskSettings(factory=factory).make(0)
 
 
 @pytest.mark.parametrize("factory", ["mine", "mine:", ":make", "mine:make()", "os.path:join:x", "../mine:make"])
 def test_a_factory_is_a_module_and_a_name(factory: str) -> None:
-    with pytest.raises(UserError, match=r"task\.factory"):
+    with pytest.raises(UserError, match=r"task\.factory=.*: expected module:function"):
         recipe.load("convex/digits", [f"task={{kind: python, factory: '{factory}'}}"])
+
+
+OUTSIDER = """
+import numpy as np, torch
+
+class Outsider:
+    name, metric = "outsider", "loss"
+    examples = np.ones(4, dtype=np.int64)
+
+    def __init__(self, options, seed):
+        self.start = float(options["start"])
+
+    def initial_parameters(self):
+        return {"w": torch.full((2,), self.start)}
+
+    def batch(self, user, examples, draw):
+        return (torch.tensor(float(user)),)
+
+    def loss(self, parameters, batch):
+        return (parameters["w"] - batch[0]).square().sum()
+
+    def evaluate(self, parameters):
+        return {"loss": float(self.loss(parameters, (torch.tensor(0.0),)))}
+
+    def seconds(self, user):
+        return np.array([1.5])
+"""
+
+
+def test_a_task_that_inherits_nothing_gets_the_defaults_for_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "outsider_task.py").write_text(OUTSIDER)
+    monkeypatch.chdir(tmp_path)
+    sets = ["task={kind: python, factory: 'outsider_task:Outsider', options: {start: 3}}", "sampling.cohort=2"]
+    plain = ["local={epochs: 1, learning_rate: 0.1}", "privacy={mechanism: none}", "run.steps=5"]
+    wanted = recipe.load("convex/digits", [*sets, *plain])
+    task = wanted.task.make(0)
+    again = pickle.loads(pickle.dumps(task))  # noqa: S301  as for worker processes
+    for each in (task, again):
+        assert (each.name, each.fingerprint, each.left_out) == ("outsider", {}, {})
+        assert each.scored(each.initial_parameters()) is None
+        assert each.users_at_once(wanted.local) == 0
+        seconds = each.seconds(0)
+        assert seconds is not None
+        assert seconds.tolist() == [1.5]
+        assert each.starting_parameters()["w"].tolist() == [3.0, 3.0]
+    assert folder.train(wanted, tmp_path / "run", quiet=True)["metrics"]["loss"] < 18

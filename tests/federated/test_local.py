@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from confide.federated.local import LocalTraining, PlainTrainer, Updates
+from confide.federated.local import LocalTraining, PlainTrainer
 from confide.federated.parameters import Layout, flatten
+from confide.federated.task import BasicTask
 
 
-class Lines:
+class Lines(BasicTask):
     """A task with known gradients: the loss of an example x at w is w . x, so a step adds -eta times the mean of x."""
 
     name = "lines"
@@ -36,20 +37,11 @@ class Lines:
         self.seen.append(sorted(chosen[:, 0].tolist()))
         return (chosen,)
 
-    def seconds(self, user: int) -> None:
-        return None
-
     def loss(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
         return (batch[0] @ parameters["w"]).mean()
 
     def evaluate(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
         return {"value": 0.0}
-
-    def users_at_once(self, local: LocalTraining) -> int:
-        return 0
-
-    def fast_updates(self, *_: Any) -> Updates | None:
-        return None
 
 
 def _update(task: Lines, step: int = 0, user: int = 0, central: Tensor | None = None, **changes: Any) -> Tensor:

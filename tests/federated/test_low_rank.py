@@ -19,10 +19,11 @@ from confide.federated.cohort import PartTrainer, part_size
 from confide.federated.local import LocalTraining, PlainTrainer
 from confide.federated.low_rank import LowRankTrainer, inner_products
 from confide.federated.parameters import Layout, flatten
+from confide.federated.task import BasicTask
 from confide.randomness import Addresses, generator
 
 
-class Layers:
+class Layers(BasicTask):
     """Users with different numbers of examples, and a perceptron of any depth."""
 
     name, metric = "layers", "none"
@@ -65,9 +66,6 @@ class Layers:
         own = self.rows(user)
         return self.inputs(own if examples is None else own[examples])
 
-    def seconds(self, user: int) -> None:
-        return None
-
     def loss(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
         x, labels = batch[0].to(parameters["w0"].dtype), batch[1]
         act = {"relu": torch.relu, "tanh": torch.tanh, "none": lambda t: t}[self.activation]
@@ -78,12 +76,6 @@ class Layers:
 
     def evaluate(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
         return {}
-
-    def users_at_once(self, local: LocalTraining) -> int:
-        return 0
-
-    def fast_updates(self, *_: Any) -> None:
-        return None
 
 
 def _local(**changes: Any) -> LocalTraining:

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from confide.encoders.encoder import Encoder, length_groups
 from confide.encoders.states import batches_by_length, hidden_states
-from confide.retrieval.published import SmsSpamSettings, sms_spam
+from confide.retrieval.published import SmsSpamSettings
 
 TEXTS = ["Ok", "See you at six?", "WINNER!! You have been selected", "Free entry in 2 a wkly comp to win tkts"]
 
@@ -38,7 +38,7 @@ def test_messages_sorted_by_length_have_a_third_less_to_encode(
     real_encoder: Callable[..., Encoder], data: Path
 ) -> None:
     """Tokens with padding, which is what an encoder's time goes with; arrival order in batches as large on average."""
-    texts = sms_spam(SmsSpamSettings(file=data / "sms_spam" / "SMSSpamCollection"), 0).train.texts
+    texts = SmsSpamSettings(file=data / "sms_spam" / "SMSSpamCollection").read(0).train.texts
     lengths = real_encoder("minilm", "mean").lengths(texts)
     ordered = [len(rows) * int(lengths[rows].max()) for rows in batches_by_length(lengths)]
     arrival = np.array_split(np.arange(len(texts)), len(ordered))

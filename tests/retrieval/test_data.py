@@ -12,13 +12,13 @@ import pytest
 from pydantic import TypeAdapter
 
 from confide.errors import UserError
-from confide.retrieval.corpora import DataSettings, read_data
+from confide.retrieval.corpora import DataSettings
 from confide.retrieval.data import RetrievalCorpus
 
 
 def _read(seed: int = 0, **settings: Any) -> RetrievalCorpus:
     adapter: TypeAdapter[DataSettings] = TypeAdapter(DataSettings)
-    return read_data(adapter.validate_python(settings), seed)
+    return adapter.validate_python(settings).read(seed)
 
 
 def test_sms_spam_is_read_whole_and_split_by_a_fifth(data: Path) -> None:

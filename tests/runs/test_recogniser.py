@@ -242,9 +242,9 @@ def test_a_corpus_in_another_language_is_refused_before_it_is_read(learned: Lear
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--corpus", "foldr"], "did you mean folder"),
+        (["--corpus", "foldr"], "did you mean 'folder'"),
         (["--corpus", "folder"], "folder: required"),
-        (["--set", "subset=test"], "folder has no such setting"),
+        (["--set", "subset=test"], "subset: there is no such key"),
         (["--set", "folder"], "not of the form key=value"),
         (["--language-model", "missing.arpa"], "there is no file missing.arpa"),
     ],

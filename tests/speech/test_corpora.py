@@ -26,6 +26,7 @@ from confide.speech.corpora import (
     FolderSettings,
     FsddSettings,
     LibriSpeechSettings,
+    PythonCorpusSettings,
     TsvSettings,
     read_corpus,
     shares,
@@ -587,3 +588,32 @@ def test_real_digits_are_read_whole() -> None:
 def test_settings_survive_a_recipe() -> None:
     asked = AudioMnistSettings(folder=Path("x"), subset="test", users="iid", seed=3)
     assert AudioMnistSettings.model_validate(json.loads(asked.model_dump_json())) == asked
+
+
+OWN = """
+from pathlib import Path
+from confide.speech.corpora.listing import Entry
+
+def calls(options):
+    for file in sorted(Path(options["place"]).rglob("*.wav")):
+        speaker = file.parent.name
+        yield Entry(f"{speaker}/{file.stem}", speaker, (file,), file.with_suffix(".txt").read_text().strip())
+
+def names(options):
+    return ["ann", "bob"]
+"""
+
+
+def test_a_corpus_of_ones_own_is_listed_by_a_function_and_checked_like_any_other(
+    people: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_corpus.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    options = {"place": str(people)}
+    corpus = read_corpus(PythonCorpusSettings(factory="own_corpus:calls", options=options))
+    plain = read_corpus(FolderSettings(folder=people))
+    assert corpus.speakers == plain.speakers
+    shared = PythonCorpusSettings(factory="own_corpus:calls", options=options, share=25)
+    assert set(read_corpus(shared).speakers) == set(read_corpus(FolderSettings(folder=people, share=25)).speakers)
+    with pytest.raises(UserError, match=r"item 1 that it gave is a str; expected an Entry"):
+        read_corpus(PythonCorpusSettings(factory="own_corpus:names"))

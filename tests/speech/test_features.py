@@ -142,7 +142,24 @@ def test_the_preset_has_the_released_codes_values() -> None:
     assert (PAPER.scale, PAPER.pre_emphasis, PAPER.floor, PAPER.normalise) == (32768.0, 0.97, 1.0, True)
 
 
-@pytest.mark.parametrize("wrong", [{"fft": 256}, {"highest": 9000.0}, {"lowest": 8000.0}, {"melz": 40}])
+@pytest.mark.parametrize(
+    "wrong", [{"fft": 256}, {"highest": 9000.0}, {"lowest": 8000.0}, {"melz": 40}, {"sample_rate": 44_100, "fft": 2048}]
+)
 def test_settings_that_do_not_fit_together_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValidationError):
         FeatureSettings.model_validate(wrong)
+
+
+def test_features_at_half_the_rate_have_the_same_frames_and_the_same_low_bands() -> None:
+    """Filters up to 4 kHz see the same in 16 kHz audio and in its 8 kHz copy; magnitudes halve with the samples."""
+    common = {"highest": 3500.0, "mels": 20, "normalise": False, "pre_emphasis": 0.0}
+    full = FeatureSettings.model_validate({**common, "fft": 1024})
+    half = FeatureSettings.model_validate({**common, "fft": 512, "sample_rate": 8_000})
+    samples = _noisy_tone(2.0)
+    ours, theirs = log_mel(samples, full), log_mel(samples, half)
+    assert ours.shape == theirs.shape
+    loud = ours[1:-1] > 5  # away from the floor and from the ends, where the resampler has no neighbours
+    assert loud.mean() > 0.5
+    apart = np.abs(ours[1:-1] - theirs[1:-1] - np.log(2))[loud]
+    assert np.median(apart) < 0.02
+    assert np.quantile(apart, 0.99) < 0.1

@@ -251,6 +251,19 @@ def test_the_model_has_the_tokens_of_its_language(place: Path) -> None:
 # Whole runs
 
 
+@pytest.mark.parametrize(
+    "features", [{"mels": 40}, {"sample_rate": 8_000, "highest": 4_000.0, "fft": 256}, {"fft": 1024, "window": 0.05}]
+)
+def test_a_run_trains_on_the_features_that_it_asks_for(place: Path, features: dict[str, Any]) -> None:
+    wanted = parse(document(place, features=features))
+    assert isinstance(wanted.task, SpeechSettings)
+    weights = Speech(wanted.task, 0, quiet=True).initial_parameters()["conv.weight"]
+    assert weights.shape[-1] == wanted.task.features.mels
+    loop, state = simulate(wanted)
+    assert state.step == 3
+    assert np.isfinite(loop.task.evaluate(loop.layout.views(state.parameters))["test_loss"])
+
+
 def test_two_workers_train_the_same_model_as_one(place: Path, finished: Path, tmp_path: Path) -> None:
     folder.train(parse(document(place)), tmp_path / "two", workers=2, quiet=True)
     assert (tmp_path / "two" / folder.MODEL).read_bytes() == (finished / folder.MODEL).read_bytes()

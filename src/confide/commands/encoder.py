@@ -92,8 +92,7 @@ def describe(
     """Load an encoder and say what it is: kind, width, blocks, context, weights, identity and where it came from."""
     from confide.encoders.encoder import Encoder, EncoderSettings
     from confide.encoders.presets import origin
-    from confide.encoders.remote import is_url
-    from confide.encoders.weights import find
+    from confide.encoders.weights import find, is_url
 
     if not source.strip():
         raise UserError("no encoder was named; expected a preset, a folder, a GGUF file or owner/name on the hub")

@@ -14,12 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
@@ -27,24 +26,27 @@ from confide.convex import datasets
 from confide.federated.items import Items
 from confide.federated.local import LocalTraining, Updates
 from confide.federated.parameters import Layout
+from confide.federated.task import BasicTask, Task, TaskSection
 from confide.files import digest
 from confide.randomness import generator
+from confide.settings import LocalPath
 
 
-class LogisticSettings(BaseModel):
+class LogisticSettings(TaskSection):
     """Logistic regression on a labelled data set, sharded over users by label."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["convex/logistic"] = "convex/logistic"
     dataset: Literal["digits", "fashion-mnist", "cifar10"] = Field("digits", description="digits needs nothing")
-    folder: Path | None = Field(None, description="where the data set lies; none: its usual places")
+    folder: LocalPath | None = Field(None, description="where the data set lies; none: its usual places")
     users: int = Field(gt=0, description="n, how many users share the training data")
     shards_per_user: int = Field(5, gt=0, description="a user's data come from at most so many classes")
     l2: float = Field(1e-4, ge=0, allow_inf_nan=False, description="weight decay")
 
+    def make(self, seed: int) -> Task:
+        return LogisticRegression(self, seed)
 
-class LogisticRegression:
+
+class LogisticRegression(BasicTask):
     """The task: users' examples, model, loss, evaluation and the dual short cut."""
 
     name = "convex/logistic"
@@ -75,9 +77,6 @@ class LogisticRegression:
     def batch(self, user: int, examples: np.ndarray | None, draw: np.random.Generator) -> tuple[Tensor, ...]:
         rows = self.held[user] if examples is None else self.held[user][torch.from_numpy(examples)]
         return self.data.train_features[rows], self.data.train_labels[rows]
-
-    def seconds(self, user: int) -> None:
-        return None
 
     def loss(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
         features, labels = batch

@@ -15,18 +15,17 @@ from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from confide.federated.local import LocalTraining, Updates
+from confide.federated.task import BasicTask, Task, TaskSection
 from confide.files import digest
 from confide.randomness import generator
 
 
-class QuadraticSettings(BaseModel):
+class QuadraticSettings(TaskSection):
     """Random convex quadratics, one a user."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["convex/quadratics"] = "convex/quadratics"
     users: int = Field(100, gt=0, description="n")
@@ -34,8 +33,11 @@ class QuadraticSettings(BaseModel):
     rank: int = Field(20, gt=0, description="rank of each user's matrix")
     distance: float = Field(1.0, ge=0, allow_inf_nan=False, description="start w* + distance z: 1 is I1, 0.2 is I2")
 
+    def make(self, seed: int) -> Task:
+        return Quadratics(self, seed)
 
-class Quadratics:
+
+class Quadratics(BasicTask):
     """The task. Everything is in double precision: the quantity of interest is a small difference."""
 
     name = "convex/quadratics"
@@ -66,9 +68,6 @@ class Quadratics:
 
     def batch(self, user: int, examples: np.ndarray | None, draw: np.random.Generator) -> tuple[Tensor, ...]:
         return self.roots[user], self.centres[user]
-
-    def seconds(self, user: int) -> None:
-        return None
 
     def loss(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
         root, centre = batch

@@ -22,7 +22,7 @@ from confide.federated.bounding import bounder
 from confide.federated.cohort import PartTrainer, Tally
 from confide.federated.local import LocalTraining, Updates
 from confide.federated.parameters import Layout, all_finite, flatten
-from confide.federated.task import Task
+from confide.federated.task import BasicTask, Task
 from confide.privacy.trust.own_noise import OwnNoise, OwnTerms, noisy_share, share_scale
 from confide.privacy.trust.secure import KEYS, MASKED, SHARES, UNMASK, Session, clamp, ring_for
 from confide.privacy.trust.secure_sum import Vector
@@ -33,7 +33,7 @@ class RefusedByClient(UserError):
     """The server and this client do not fit together."""
 
 
-class OwnData:
+class OwnData(BasicTask):
     """A task whose one user, this client's own data, is called `user` in the federation."""
 
     def __init__(self, task: Task, user: int) -> None:
@@ -75,7 +75,7 @@ class Population:
 
     def __init__(self, task: Task, population: int) -> None:
         self.task, self.name, self.metric = task, task.name, task.metric
-        self.left_out = getattr(task, "left_out", {})
+        self.left_out = task.left_out
         self._examples = np.ones(population, dtype=np.int64)
 
     @property

@@ -7,6 +7,7 @@ counted, and each client has data of its own.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,19 +24,23 @@ from confide.deploy.masked import Masked
 from confide.deploy.parcels import Parcel, identity
 from confide.deploy.remote import JOIN, Door, Link, Remote, Terms
 from confide.deploy.rounds import Books
+from confide.encoders.weights import is_url
 from confide.engines.engine import Abandoned, Engine
 from confide.errors import UserError
 from confide.federated.bounding import bounder
-from confide.federated.custom import PythonTaskSettings
 from confide.federated.parameters import Layout, flatten
 from confide.federated.task import Task
 from confide.privacy.plan import Plan
-from confide.recipe import Recipe
+from confide.recipe import Recipe, parse
 from confide.report.page import write_report
+from confide.retrieval.settings import RetrievalSettings
 from confide.runs import folder
+from confide.settings import local_paths, named_code
 
 LOG = "superlink.log"
-_PATHS = ("path", "folder", "queries", "documents", "start", "cache", "root")
+_REPLACED = ("corpus.folder", "test.folder", "data.queries", "data.test", "start")
+"""Paths of a task that do not matter to a client with data of its own: `own_data` fills them in, and the server sends
+the model to start from."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +161,7 @@ class Client:
             told = parcel.facts.get("told")
             if kind != JOIN or not isinstance(told, str):
                 raise RefusedByClient("this client has no recipe yet; the server must ask it to join first")
-            self.member = self._member(_told(told, self.data is not None))
+            self.member = self._member(_told(told, self.data))
         return self.member.answer(kind, parcel)
 
     def _member(self, wanted: Recipe) -> TrainingClient:
@@ -191,32 +196,31 @@ def own_data(wanted: Recipe, data: Path) -> Any:
     return type(wanted.task).model_validate(task)
 
 
-def _told(text: str, with_data: bool) -> Recipe:
-    """A recipe from the server. It may not point at files of this machine."""
+def _told(text: str, data: Path | None) -> Recipe:
+    """A recipe from the server. It may not run code, nor point at files of this machine other than the client's data.
+
+    A client trusts no server: what a recipe may name is what its types do not mark.
+    """
     try:
-        told = Recipe.model_validate_json(text)
-    except ValueError as error:
+        told = parse(json.loads(text), "the server's recipe")
+    except (ValueError, TypeError, UserError) as error:
         raise RefusedByClient(f"the server's recipe cannot be read: {error}") from None
-    code = [f"task.factory={told.task.factory}"] if isinstance(told.task, PythonTaskSettings) else []
-    if told.bounding.function is not None:
-        code.append(f"bounding.function={told.bounding.function}")
-    if code:
+    if code := named_code(told):
+        listed = ", ".join(f"{where}={name}" for where, name in code.items())
         raise RefusedByClient(
-            f"the server's recipe would run code of its choice here ({', '.join(code)}); start the client with its own "
+            f"the server's recipe would run code of its choice here ({listed}); start the client with its own "
             "copy of the recipe if you trust it"
         )
-    if not with_data:
-        named = list(_named_paths(told.task.model_dump(mode="json"), "task"))
-        if named:
-            raise RefusedByClient(
-                f"the server's recipe names files of this machine ({', '.join(named)}); start the client with its own "
-                "copy of the recipe, or with --data"
-            )
+    if isinstance(told.task, RetrievalSettings) and is_url(told.task.encoder.source):
+        raise RefusedByClient(
+            f"the server's recipe would send this client's texts to {told.task.encoder.source}; start the client with "
+            "its own copy of the recipe if you trust it"
+        )
+    task = told.task if data is None else own_data(told, data)
+    named = [path for path in local_paths(task) if data is None or path not in _REPLACED]
+    if named:
+        raise RefusedByClient(
+            f"the server's recipe names files of this machine ({', '.join(f'task.{path}' for path in named)}); start "
+            "the client with its own copy of the recipe, or with --data"
+        )
     return told
-
-
-def _named_paths(value: Any, where: str) -> list[str]:
-    if not isinstance(value, dict):
-        return []
-    found = [f"{where}.{key}" for key, inner in value.items() if key in _PATHS and isinstance(inner, str)]
-    return found + [path for key, inner in value.items() for path in _named_paths(inner, f"{where}.{key}")]

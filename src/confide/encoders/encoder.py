@@ -22,16 +22,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from confide.encoders import weights
 from confide.errors import UserError
+from confide.settings import Local, Section
 
 # What a further pass of the model costs beside its tokens, in tokens; so much padding has to be saved by it.
 _PASS_TOKENS = 96
@@ -39,12 +40,10 @@ _PASS_TOKENS = 96
 _INCIDENTAL = ("transformers_version", "_name_or_path", "dtype", "torch_dtype", "architectures", "use_cache")
 
 
-class EncoderSettings(BaseModel):
+class EncoderSettings(Section):
     """Which frozen language model makes the vectors, and how."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    source: str = Field(
+    source: Annotated[str, Local(weights.is_local)] = Field(
         "minilm",
         min_length=1,
         description="a preset, a transformers folder, a GGUF file, owner/name on the hub, or https://host:port",

@@ -28,20 +28,22 @@ from torch.nn import functional
 
 from confide.encoders.client import Client
 from confide.encoders.encoder import Batch, Encoder, EncoderSettings, join_windows
-from confide.encoders.wire import About, WireError, dump, load
-from confide.errors import UserError
+from confide.encoders.weights import is_url
+from confide.encoders.wire import (
+    About,
+    WireError,
+    dump,
+    load,
+)
+from confide.errors import UserError, require
 
 PATIENCE = 60.0  # seconds that a lost server is waited for
 _OPENING = 5.0  # seconds that it is waited for at the start, when a mistyped address is likelier
 
 
-def is_url(source: str) -> bool:
-    """Whether a source is an encoder server rather than a model."""
-    return source.startswith(("https://", "http://"))
-
-
 def open_encoder(settings: EncoderSettings, identity: str | None = None) -> Encoder:
-    """The encoder that the settings name, here or on a server; `identity` is the one that it must have, if known."""
+    """The one place where an encoder is made, here or on a server; `identity` is what it must have, if known."""
+    require("retrieval", "an encoder")
     encoder = RemoteEncoder(settings) if is_url(settings.source) else Encoder(settings)
     if identity is not None and encoder.identity != identity:
         raise UserError(

@@ -61,12 +61,30 @@ def find(source: str) -> Path | None:
         return path
     if path.is_file():
         return _converted(path)
-    if path.suffix == ".gguf" or source.count("/") != 1 or source.startswith((".", "/", "~")):
+    if _looks_local(source):
         raise UserError(
             f"no encoder {source!r}: it is no folder, no file and no preset; expected a transformers folder, a GGUF "
             f"file, one of {', '.join(PRESETS)}, or owner/name on the hub"
         )
     return None
+
+
+def is_url(source: str) -> bool:
+    """Whether a source is an encoder server rather than a model."""
+    return source.startswith(("https://", "http://"))
+
+
+def is_local(source: str) -> bool:
+    """Whether a source is a file or folder of this machine: no preset, no owner/name on the hub, no server."""
+    from confide.encoders.presets import PRESETS
+
+    if is_url(source):
+        return False
+    return (_looks_local(source) and source not in PRESETS) or os.path.exists(source)  # too long a name is no path
+
+
+def _looks_local(source: str) -> bool:
+    return source.endswith(".gguf") or source.count("/") != 1 or source.startswith((".", "/", "~"))
 
 
 def load(source: str) -> tuple[Any, Any]:

@@ -34,13 +34,13 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from confide.federated.car_adaptive import CarAdaptive
-from confide.federated.named import NAMED, imported
 from confide.federated.parameters import Layout
 from confide.federated.rules import NONE, PYTHON, RULES, of_function, ratio
+from confide.settings import FunctionName, Section, imported
 
 ROUNDING = 1.0 - 1e-6
 if TYPE_CHECKING:
@@ -49,10 +49,8 @@ else:
     Name = Literal[tuple(RULES)]
 
 
-class Adaptive(BaseModel):
+class Adaptive(Section):
     """The bound follows a quantile of the users' norms, which is estimated privately."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["quantile"] = "quantile"
     quantile: float = Field(0.5, ge=0, le=1, description="gamma: this share of users should be within the bound")
@@ -62,15 +60,13 @@ class Adaptive(BaseModel):
     )
 
 
-class Bounding(BaseModel):
+class Bounding(Section):
     """How each user's update is bounded before it leaves the user."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     rule: Name = Field(
         "clip", description="which rule bounds a user's update; python: a function of yours, held to the bound"
     )
-    function: Annotated[str, Field(pattern=NAMED)] | None = Field(
+    function: FunctionName | None = Field(
         None, description="for python: module:function, from a user's norms and C_h (both per tensor) to factors"
     )
     bound: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(

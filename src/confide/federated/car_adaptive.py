@@ -27,16 +27,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from confide.errors import UserError
+from confide.settings import Section
 
 
-class CarAdaptive(BaseModel):
+class CarAdaptive(Section):
     """CAR's moving average of raw norms; it has no formal guarantee. Defaults are the paper's experiment."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["car"] = "car"
     noise_multiplier: float = Field(0.1, gt=0, allow_inf_nan=False, description="z, the paper's noise scale")

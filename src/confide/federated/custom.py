@@ -9,47 +9,43 @@ from __future__ import annotations
 
 from typing import Any, Literal, cast
 
-import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from confide.errors import UserError
-from confide.federated.local import LocalTraining
-from confide.federated.named import NAMED, imported
-from confide.federated.task import Task
+from confide.federated.task import BasicTask, Task, TaskSection
+from confide.settings import FunctionName, imported
+
+__all__ = ["BasicTask", "PythonTaskSettings"]
 
 _ASKED = ("name", "metric", "examples", "initial_parameters", "batch", "loss", "evaluate")
 
 
-class PythonTaskSettings(BaseModel):
+class PythonTaskSettings(TaskSection):
     """A task of your own: Python code that is installed, or lies in the current folder."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     kind: Literal["python"] = "python"
-    factory: str = Field(pattern=NAMED, description="module:function, called with the options and the seed")
+    factory: FunctionName = Field(description="module:function, called with the options and the seed")
     options: dict[str, Any] = Field(default_factory=dict, description="given to the function as they are")
 
-
-class BasicTask:
-    """What a task need not write: no lengths of examples, no short cut for many users at once."""
-
-    def seconds(self, user: int) -> np.ndarray | None:
-        return None
-
-    def users_at_once(self, local: LocalTraining) -> int:
-        return 0
-
-    def fast_updates(self, parameters: Any, users: np.ndarray, local: LocalTraining, learning_rate: float) -> None:
-        return None
+    def make(self, seed: int) -> Task:
+        """Import the factory and call it; a UserError says what is missing."""
+        task: Any = imported(self.factory, "task.factory")(self.options, seed)
+        missing = [name for name in _ASKED if not hasattr(task, name)]
+        if missing:
+            raise UserError(
+                f"task.factory={self.factory}: the {type(task).__name__} that it made has no {', '.join(missing)}; "
+                "confide.federated.task.Task says what a task is"
+            )
+        return cast("Task", task if isinstance(task, BasicTask) else _Completed(task))
 
 
-def make_python_task(settings: PythonTaskSettings, seed: int) -> Task:
-    """Import the factory and call it; a UserError says what is missing."""
-    task = imported(settings.factory, "task.factory")(settings.options, seed)
-    missing = [name for name in _ASKED if not hasattr(task, name)]
-    if missing:
-        raise UserError(
-            f"task.factory={settings.factory}: the {type(task).__name__} that it made has no {', '.join(missing)}; "
-            "confide.federated.task.Task says what a task is"
-        )
-    return cast("Task", task)
+class _Completed(BasicTask):
+    """A user's task that does not inherit `BasicTask`: its own members, and the defaults for those that it lacks."""
+
+    def __init__(self, task: Any) -> None:
+        self.__dict__["completed"] = task
+
+    def __getattribute__(self, name: str) -> Any:
+        task = object.__getattribute__(self, "__dict__").get("completed")  # none while it is unpickled
+        own = task is not None and not name.startswith("__") and hasattr(task, name)
+        return getattr(task, name) if own else object.__getattribute__(self, name)

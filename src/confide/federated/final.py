@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from confide.federated.state import State
 from confide.randomness import generator
+from confide.settings import Section
 
 
-class Final(BaseModel):
+class Final(Section):
     """Which model a run leaves behind."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["last", "mean", "random"] = Field(
         "last", description="last iterate, mean of the last `count`, or a uniformly random iterate (NORM)"

@@ -16,21 +16,20 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from confide.federated.parameters import Layout, add_scaled, in_threads
 from confide.federated.schedules import Constant, Schedule
 from confide.randomness import generator
+from confide.settings import Section
 
 if TYPE_CHECKING:
     from confide.federated.task import Task
 
 
-class LocalTraining(BaseModel):
+class LocalTraining(Section):
     """What a user does in one central step."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     steps: Annotated[int, Field(ge=1)] | None = Field(None, description="local steps; give this or epochs")
     epochs: Annotated[int, Field(ge=1)] | None = Field(None, description="passes over the user's data")

@@ -30,31 +30,44 @@ Differs from the paper:
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from confide.errors import UserError
 from confide.federated.parameters import norm
 from confide.federated.schedules import Constant, Schedule
+from confide.settings import Section
 
 __all__ = ["Adagrad", "Adam", "Lamb", "Lars", "Optimiser", "Sgd", "init", "update"]
 
+Slots = Mapping[str, Tensor]
+
 _Beta = Annotated[float, Field(ge=0, lt=1)]
+_MOMENTS = ("first_moment", "second_moment")
 
 
-class _Optimiser(BaseModel):
-    """What every central optimiser shares."""
+class _Optimiser(Section, ABC):
+    """What every central optimiser shares. To add one: a subclass, and its name in `Optimiser`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     # Declared here so that it comes first in the schema that users read.
     kind: str
     learning_rate: float = Field(gt=0, description="The base learning rate, which the schedule multiplies.")
     schedule: Schedule = Field(default=Constant(), description="How the learning rate changes over steps.")
+
+    @abstractmethod
+    def slots(self) -> dict[str, float]:
+        """What the optimiser remembers for each parameter, by name, and the value that it starts from."""
+
+    @abstractmethod
+    def move(self, weight: Tensor, g: Tensor, slots: Slots, rate: float, step: int) -> None:
+        """Change a weight and its slots in place, along its gradient `g`, at the 0-based `step`."""
 
 
 class Sgd(_Optimiser):
@@ -63,6 +76,15 @@ class Sgd(_Optimiser):
     kind: Literal["sgd"] = Field(default="sgd", description="Stochastic gradient descent.")
     momentum: float = Field(default=0.0, ge=0, lt=1, description="Share of the last step kept; 0 for none.")
     weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty, added to the gradient.")
+
+    def slots(self) -> dict[str, float]:
+        return {"momentum": 0.0} if self.momentum else {}
+
+    def move(self, weight: Tensor, g: Tensor, slots: Slots, rate: float, step: int) -> None:
+        direction = _with_decay(g, weight, self.weight_decay)
+        if self.momentum:
+            direction = slots["momentum"].mul_(self.momentum).add_(direction)
+        weight.add_(direction, alpha=-rate)
 
 
 class Adam(_Optimiser):
@@ -73,6 +95,15 @@ class Adam(_Optimiser):
     epsilon: float = Field(default=1e-8, gt=0, description="Added to the root of the second moment.")
     weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay, times the learning rate.")
 
+    def slots(self) -> dict[str, float]:
+        return dict.fromkeys(_MOMENTS, 0.0)
+
+    def move(self, weight: Tensor, g: Tensor, slots: Slots, rate: float, step: int) -> None:
+        direction = _adam_direction(g, slots, self.betas, self.epsilon, step)
+        if self.weight_decay:
+            weight.mul_(1 - rate * self.weight_decay)
+        weight.add_(direction, alpha=-rate)
+
 
 class Adagrad(_Optimiser):
     """AdaGrad: each coordinate's rate falls with the squares it has seen."""
@@ -82,6 +113,15 @@ class Adagrad(_Optimiser):
     initial_accumulator: float = Field(default=0.0, ge=0, description="What the sum of squares starts at.")
     weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty, added to the gradient.")
 
+    def slots(self) -> dict[str, float]:
+        return {"sum_of_squares": self.initial_accumulator}
+
+    def move(self, weight: Tensor, g: Tensor, slots: Slots, rate: float, step: int) -> None:
+        squares = slots["sum_of_squares"]
+        direction = _with_decay(g, weight, self.weight_decay)
+        squares.addcmul_(direction, direction)
+        weight.addcdiv_(direction, squares.sqrt().add_(self.epsilon), value=-rate)
+
 
 class Lars(_Optimiser):
     """LARS: momentum whose step per tensor is proportional to the tensor's norm."""
@@ -90,6 +130,18 @@ class Lars(_Optimiser):
     coefficient: float = Field(default=0.001, gt=0, description="Trust coefficient, multiplies the norm ratio.")
     momentum: float = Field(default=0.9, ge=0, lt=1, description="Share of the last step kept; 0 for none.")
     weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty, added before the norm is taken.")
+
+    def slots(self) -> dict[str, float]:
+        return {"momentum": 0.0} if self.momentum else {}
+
+    def move(self, weight: Tensor, g: Tensor, slots: Slots, rate: float, step: int) -> None:
+        direction = _with_decay(g, weight, self.weight_decay)
+        local_rate = rate * _trust_ratio(weight, direction, self.coefficient)
+        if not self.momentum:
+            weight.add_(direction, alpha=-local_rate)
+        else:
+            # The rate is inside the momentum: what is carried over keeps the rate that it was made with.
+            weight.sub_(slots["momentum"].mul_(self.momentum).add_(direction, alpha=local_rate))
 
 
 class Lamb(_Optimiser):
@@ -102,6 +154,16 @@ class Lamb(_Optimiser):
     bias_correction: bool = Field(
         default=False, description="Correct the moments as Adam does; eqs 8-9 of PFL-ASR do not."
     )
+
+    def slots(self) -> dict[str, float]:
+        return dict.fromkeys(_MOMENTS, 0.0)
+
+    def move(self, weight: Tensor, g: Tensor, slots: Slots, rate: float, step: int) -> None:
+        corrected = step if self.bias_correction else None
+        direction = _adam_direction(g, slots, self.betas, self.epsilon, corrected)
+        if self.weight_decay:
+            direction.add_(weight, alpha=self.weight_decay)
+        weight.add_(direction, alpha=-rate * _trust_ratio(weight, direction))
 
 
 Optimiser = Annotated[Sgd | Adam | Adagrad | Lars | Lamb, Field(discriminator="kind")]
@@ -120,7 +182,7 @@ def init(settings: Optimiser, parameters: Mapping[str, Tensor]) -> dict[str, Ten
             requires_grad=False,
             memory_format=torch.contiguous_format,
         )
-        for slot, start in _slots(settings).items()
+        for slot, start in settings.slots().items()
         for name, parameter in parameters.items()
     }
 
@@ -133,83 +195,19 @@ def update(
     step: int,
 ) -> None:
     """Take the 0-based central `step`: changes `parameters` and `state` in place, never `gradient`."""
-    slots = _slots(settings)
+    slots = settings.slots()
     _check_gradient(parameters, gradient)
     _check_state(settings.kind, slots, parameters, state)
     rate = settings.learning_rate * settings.schedule(step)
     with torch.no_grad():
         for name, weight in parameters.items():
             g = gradient[name].to(_working_dtype(weight))
-            _step(settings, weight, g, {slot: state[f"{slot}/{name}"] for slot in slots}, rate, step)
+            settings.move(weight, g, {slot: state[f"{slot}/{name}"] for slot in slots}, rate, step)
 
 
-def _slots(settings: Optimiser) -> dict[str, float]:
-    """What the optimiser remembers per parameter, and the value that it starts from."""
-    match settings:
-        case Sgd() | Lars():
-            return {"momentum": 0.0} if settings.momentum else {}
-        case Adam() | Lamb():
-            return {"first_moment": 0.0, "second_moment": 0.0}
-        case Adagrad():
-            return {"sum_of_squares": settings.initial_accumulator}
-
-
-def _step(settings: Optimiser, weight: Tensor, g: Tensor, slots: dict[str, Tensor], rate: float, step: int) -> None:
-    match settings:
-        case Sgd():
-            _sgd(settings, weight, g, slots.get("momentum"), rate)
-        case Adam():
-            _adam(settings, weight, g, slots["first_moment"], slots["second_moment"], rate, step)
-        case Adagrad():
-            _adagrad(settings, weight, g, slots["sum_of_squares"], rate)
-        case Lars():
-            _lars(settings, weight, g, slots.get("momentum"), rate)
-        case Lamb():
-            _lamb(settings, weight, g, slots["first_moment"], slots["second_moment"], rate, step)
-
-
-def _sgd(settings: Sgd, weight: Tensor, g: Tensor, momentum: Tensor | None, rate: float) -> None:
-    direction = _with_decay(g, weight, settings.weight_decay)
-    if momentum is not None:
-        direction = momentum.mul_(settings.momentum).add_(direction)
-    weight.add_(direction, alpha=-rate)
-
-
-def _adam(settings: Adam, weight: Tensor, g: Tensor, m: Tensor, v: Tensor, rate: float, step: int) -> None:
-    direction = _adam_direction(g, m, v, settings.betas, settings.epsilon, step)
-    if settings.weight_decay:
-        weight.mul_(1 - rate * settings.weight_decay)
-    weight.add_(direction, alpha=-rate)
-
-
-def _adagrad(settings: Adagrad, weight: Tensor, g: Tensor, squares: Tensor, rate: float) -> None:
-    direction = _with_decay(g, weight, settings.weight_decay)
-    squares.addcmul_(direction, direction)
-    weight.addcdiv_(direction, squares.sqrt().add_(settings.epsilon), value=-rate)
-
-
-def _lars(settings: Lars, weight: Tensor, g: Tensor, momentum: Tensor | None, rate: float) -> None:
-    direction = _with_decay(g, weight, settings.weight_decay)
-    local_rate = rate * _trust_ratio(weight, direction, settings.coefficient)
-    if momentum is None:
-        weight.add_(direction, alpha=-local_rate)
-    else:
-        # The rate is inside the momentum: what is carried over keeps the rate that it was made with.
-        weight.sub_(momentum.mul_(settings.momentum).add_(direction, alpha=local_rate))
-
-
-def _lamb(settings: Lamb, weight: Tensor, g: Tensor, m: Tensor, v: Tensor, rate: float, step: int) -> None:
-    corrected = step if settings.bias_correction else None
-    direction = _adam_direction(g, m, v, settings.betas, settings.epsilon, corrected)
-    if settings.weight_decay:
-        direction.add_(weight, alpha=settings.weight_decay)
-    weight.add_(direction, alpha=-rate * _trust_ratio(weight, direction))
-
-
-def _adam_direction(
-    g: Tensor, m: Tensor, v: Tensor, betas: tuple[float, float], epsilon: float, step: int | None
-) -> Tensor:
+def _adam_direction(g: Tensor, slots: Slots, betas: tuple[float, float], epsilon: float, step: int | None) -> Tensor:
     """Eq. 9, then u of eq. 8 in a new tensor; bias-corrected for the 0-based `step` unless that is None."""
+    m, v = (slots[name] for name in _MOMENTS)
     m.lerp_(g, 1 - betas[0])
     v.mul_(betas[1]).addcmul_(g, g, value=1 - betas[1])
     root = v.sqrt()

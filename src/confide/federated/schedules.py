@@ -20,15 +20,17 @@ import math
 from abc import ABC, abstractmethod
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
+
+from confide.settings import Section
 
 __all__ = ["Constant", "Exponential", "PerRound", "Schedule"]
 
 
-class _Schedule(BaseModel, ABC):
+class _Schedule(Section, ABC):
     """What every schedule shares: a warm-up, and being called with a step."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     # Declared here so that it comes first in the schema that users read.
     kind: str

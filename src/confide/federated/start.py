@@ -4,21 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from confide.errors import UserError
-
-if TYPE_CHECKING:
-    from confide.recipe import Recipe
-
-NOT_COVERED = "what the starting model was trained on"
-"""Which no guarantee of this run covers."""
-
-
-def begins_elsewhere(recipe: Recipe) -> bool:
-    return getattr(recipe.task, "start", None) is not None
 
 
 def load_start(path: Path, fresh: Mapping[str, Tensor], optional: Collection[str] = ()) -> dict[str, Tensor]:

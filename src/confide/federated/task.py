@@ -1,40 +1,46 @@
-"""What the loop asks of a task: a model, users with data, a loss, and an evaluation. Nothing about privacy."""
+"""What the loop asks of a task: a model, users with data, a loss, and an evaluation. Nothing about privacy.
+
+`Task` is what the loop sees, `BasicTask` has the members that most tasks leave as they are, and `TaskSection` is the
+base of a task's section in a recipe. To add a task: both in a file of its own, and the section's name in the union
+`TaskSettings` of `confide.recipe`.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
 from torch import Tensor
 
+from confide.federated.items import Items
 from confide.federated.local import LocalTraining, Updates
+from confide.settings import Section
 
 
 class Task(Protocol):
-    """A learning problem split over users.
+    """A learning problem split over users."""
 
-    A task may also have a `fingerprint`: digests of what it was made from, by name (see `confide.runs.fingerprint`);
-    and `starting_parameters`: what a run begins with, where that is not the fresh model of `initial_parameters`.
-    """
+    @property
+    def name(self) -> str: ...
 
-    name: str
-    metric: str
-    """The evaluation that sums the task up, for example `accuracy`."""
+    @property
+    def metric(self) -> str:
+        """The evaluation that sums the task up, for example `accuracy`."""
+        ...
 
     @property
     def examples(self) -> np.ndarray:
         """How many examples each user holds; its length is the population."""  # (population,) int64
         ...
 
-    def initial_parameters(self) -> dict[str, Tensor]: ...
+    def initial_parameters(self) -> dict[str, Tensor]:
+        """The fresh model."""
+        ...
 
     def batch(self, user: int, examples: np.ndarray | None, draw: np.random.Generator) -> tuple[Tensor, ...]:
         """The user's examples with these indices, or all of them; `draw` is for augmentation and dropout."""
-        ...
-
-    def seconds(self, user: int) -> np.ndarray | None:
-        """How long each of the user's examples lasts, for batches by seconds; none if that has no meaning."""
         ...
 
     def loss(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
@@ -42,6 +48,28 @@ class Task(Protocol):
         ...
 
     def evaluate(self, parameters: Mapping[str, Tensor]) -> dict[str, float]: ...
+
+    @property
+    def fingerprint(self) -> Mapping[str, str]:
+        """Digests of what the task was made from, by name: a run that is resumed must find the same."""
+        ...
+
+    @property
+    def left_out(self) -> Mapping[str, int]:
+        """How much of the data was not used, by reason; the summary says so."""
+        ...
+
+    def starting_parameters(self) -> dict[str, Tensor]:
+        """What a run begins with, where that is not the fresh model."""
+        ...
+
+    def scored(self, parameters: Mapping[str, Tensor]) -> tuple[dict[str, float], Items] | None:
+        """The evaluation with how each test item was answered; none if the task has no test items."""
+        ...
+
+    def seconds(self, user: int) -> np.ndarray | None:
+        """How long each of the user's examples lasts, for batches by seconds; none if that has no meaning."""
+        ...
 
     def users_at_once(self, local: LocalTraining) -> int:
         """How many users `fast_updates` should get at a time; 0 if it has no short cut for these settings."""
@@ -52,3 +80,43 @@ class Task(Protocol):
     ) -> Updates | None:
         """The updates of many users at once, if the task knows an exact short cut for these settings."""
         ...
+
+
+class BasicTask:
+    """What a task need not write: a run begins with the fresh model, nothing is left out, and there is no short cut."""
+
+    left_out: Mapping[str, int] = {}
+
+    @property
+    def fingerprint(self) -> Mapping[str, str]:
+        return {}
+
+    def starting_parameters(self: Task) -> dict[str, Tensor]:
+        return self.initial_parameters()
+
+    def scored(self, parameters: Mapping[str, Tensor]) -> tuple[dict[str, float], Items] | None:
+        return None
+
+    def seconds(self, user: int) -> np.ndarray | None:
+        return None
+
+    def users_at_once(self, local: LocalTraining) -> int:
+        return 0
+
+    def fast_updates(
+        self, parameters: Mapping[str, Tensor], users: np.ndarray, local: LocalTraining, learning_rate: float
+    ) -> Updates | None:
+        return None
+
+
+class TaskSection(Section, ABC):
+    """The base of a task's section in a recipe."""
+
+    @abstractmethod
+    def make(self, seed: int) -> Task:
+        """The task that the section describes."""
+
+    @property
+    def begins_elsewhere(self) -> bool:
+        """Whether a run begins with a model that was trained before, which its guarantee does not cover."""
+        return False

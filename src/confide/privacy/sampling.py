@@ -14,19 +14,18 @@ from typing import Literal
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from confide.privacy.factorisation import cyclic_cohort
 from confide.randomness import generator
+from confide.settings import Section
 
 Kind = Literal["poisson", "fixed", "everyone", "cyclic"]
 _BLOCK = 1 << 18
 
 
-class Sampling(BaseModel):
+class Sampling(Section):
     """How the cohort of a central step is drawn."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["poisson", "fixed", "cyclic"] = Field(
         "poisson",

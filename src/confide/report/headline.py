@@ -14,8 +14,8 @@ from typing import Any
 from confide.errors import UserError
 from confide.federated.intervals import interval
 from confide.federated.items import Items
-from confide.federated.start import NOT_COVERED
 from confide.privacy.accountant import shown
+from confide.privacy.mechanisms.base import NOT_COVERED
 from confide.privacy.mechanisms.none import NOTHING_TO_EXTRAPOLATE, Nothing
 from confide.privacy.planner import Point, grown
 from confide.privacy.trust.server_view import against_server

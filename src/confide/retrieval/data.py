@@ -15,17 +15,16 @@ from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from confide.errors import UserError
 from confide.randomness import generator
 from confide.retrieval.splits import Indices, train_and_test
+from confide.settings import Section
 
 
-class SplitSettings(BaseModel):
+class SplitSettings(Section):
     """What all kinds of data have in common."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     test_share: float = Field(0.2, gt=0, lt=1, description="of the examples, where there is no test file of its own")
     drop_duplicates: bool = Field(False, description="keep only the first of texts that are equal but for case")

@@ -110,23 +110,22 @@ class EmbeddedSettings(SplitSettings):
     households: int = Field(20, ge=1, description="clients of the split by column")
     corpus_seed: int = Field(0, ge=0, lt=2**63, description="which devices, tasks and words are drawn")
 
-
-def embedded(settings: EmbeddedSettings, seed: int) -> RetrievalCorpus:
-    draw = generator(settings.corpus_seed, "embedded corpus")
-    pairs = len(DEVICES) * len(TASKS)
-    with_series = settings.documents > pairs
-    chosen = draw.permutation(pairs * (len(SERIES) if with_series else 1))[: settings.documents]
-    documents, rows = [], []
-    for number in chosen.tolist():
-        pair, series = number % pairs, SERIES[number // pairs] if with_series else ""
-        names, task = DEVICES[pair // len(TASKS)], TASKS[pair % len(TASKS)]
-        title, body, _ = task
-        named = f"{series} {names[0]}".strip()
-        identity = f"{title.format(d=named)}"
-        documents.append(Document(identity, f"{identity}. {body.format(d=named)}"))
-        for text in _queries(names, task, series, settings.queries_per_document, draw):
-            rows.append(Row(text, identity, f"household-{int(draw.integers(settings.households)):03}"))
-    return assemble("embedded", settings, seed, rows, documents)
+    def read(self, seed: int) -> RetrievalCorpus:
+        draw = generator(self.corpus_seed, "embedded corpus")
+        pairs = len(DEVICES) * len(TASKS)
+        with_series = self.documents > pairs
+        chosen = draw.permutation(pairs * (len(SERIES) if with_series else 1))[: self.documents]
+        documents, rows = [], []
+        for number in chosen.tolist():
+            pair, series = number % pairs, SERIES[number // pairs] if with_series else ""
+            names, task = DEVICES[pair // len(TASKS)], TASKS[pair % len(TASKS)]
+            title, body, _ = task
+            named = f"{series} {names[0]}".strip()
+            identity = f"{title.format(d=named)}"
+            documents.append(Document(identity, f"{identity}. {body.format(d=named)}"))
+            for text in _queries(names, task, series, self.queries_per_document, draw):
+                rows.append(Row(text, identity, f"household-{int(draw.integers(self.households)):03}"))
+        return assemble("embedded", self, seed, rows, documents)
 
 
 def _queries(

@@ -23,22 +23,21 @@ from typing import Annotated, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
 from confide.errors import UserError
 from confide.retrieval.head import Start, as_rows, random_parameters, scaled
+from confide.settings import Section
 
 _ITERATIONS = 25
 # Gathered expert weights of one piece of a batch, in numbers: about 64 MB.
 _GATHERED = 2**24
 
 
-class ExpertsSettings(BaseModel):
+class ExpertsSettings(Section):
     """A gate and expert heads."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["experts"] = "experts"
     clusters: Annotated[int, Field(ge=1)] | None = Field(None, description="experts; none: about sqrt(documents)")

@@ -18,22 +18,21 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional
 
 from confide.errors import UserError
 from confide.federated.chain import Activation, activated
+from confide.settings import Section
 
 Start = Literal["random", "documents"]
 _SHARPNESS = 10.0
 """Length of a row that begins as a document: a logit is ten times the cosine when states have length 1."""
 
 
-class HeadSettings(BaseModel):
+class HeadSettings(Section):
     """The classifier head."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["linear"] = "linear"
     pre_classifier: Annotated[int, Field(ge=1)] | None = Field(None, description="width of a linear layer before it")

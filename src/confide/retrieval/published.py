@@ -21,6 +21,7 @@ from confide.errors import UserError
 from confide.files import DATA_ENV, data_folder
 from confide.retrieval.data import Document, RetrievalCorpus, Row, SplitSettings, assemble
 from confide.retrieval.lines import text_lines
+from confide.settings import Local, LocalPath, is_path
 
 _SMS_SOURCE = "https://archive.ics.uci.edu/dataset/228/sms+spam+collection"
 _AG_SOURCE = "the character-level ConvNet paper's collection (train.csv, test.csv, classes.txt)"
@@ -36,89 +37,88 @@ class SmsSpamSettings(SplitSettings):
     """SMS Spam Collection: 5,574 messages, ham or spam."""
 
     kind: Literal["sms_spam"] = "sms_spam"
-    file: Path | None = Field(None, description="SMSSpamCollection: label, tab, text; none: under CONFIDE_DATA")
+    file: LocalPath | None = Field(None, description="SMSSpamCollection: label, tab, text; none: under CONFIDE_DATA")
+
+    def read(self, seed: int) -> RetrievalCorpus:
+        path = _file(self.file, "sms_spam/SMSSpamCollection", "the SMS Spam Collection", _SMS_SOURCE)
+        rows = []
+        with text_lines(path) as lines:
+            for number, line in enumerate(lines, start=1):
+                label, tab, text = line.rstrip("\r\n").partition("\t")
+                if not line.strip():
+                    continue
+                if not tab or label not in {"ham", "spam"}:
+                    raise UserError(
+                        f"{path}, line {number} begins with {line[:40]!r}; expected ham or spam, a tab and the "
+                        f"message: get the file from {_SMS_SOURCE}"
+                    )
+                rows.append(Row(text, label))
+        documents = [
+            Document("ham", "ham: an ordinary personal text message"),
+            Document("spam", "spam: an unwanted advertising text message"),
+        ]
+        return assemble("sms_spam", self, seed, rows, _present(documents, rows))
 
 
 class AgNewsSettings(SplitSettings):
     """AG News: headlines with their first sentences in four classes; test.csv is the test."""
 
     kind: Literal["ag_news"] = "ag_news"
-    folder: Path | None = Field(
+    folder: LocalPath | None = Field(
         None, description="holds train.csv (or a subset) and test.csv; none: under CONFIDE_DATA"
     )
-    train: str | None = Field(None, description="the training file's name; none: train.csv, else the subset")
+    train: Annotated[str, Local(is_path)] | None = Field(
+        None, description="the training file's name; none: train.csv, else the subset"
+    )
+
+    def read(self, seed: int) -> RetrievalCorpus:
+        folder = self.folder.expanduser() if self.folder is not None else data_folder() / "ag_news"
+        if not folder.is_dir():
+            raise UserError(
+                f"AG News was looked for in {folder}, but that is no folder; get it from {_AG_SOURCE} and pass its "
+                f"folder, or name the folder that holds ag_news in the environment variable {DATA_ENV}"
+            )
+        usual = "train.csv" if (folder / "train.csv").is_file() else _AG_SUBSET
+        train = _file(folder / (self.train or usual), "", "AG News", _AG_SOURCE)
+        test = _file(folder / "test.csv", "", "AG News", _AG_SOURCE)
+        names = _AG_CLASSES
+        if (folder / "classes.txt").is_file():
+            names = tuple((folder / "classes.txt").read_text(encoding="utf-8").split("\n"))
+            names = tuple(name.strip() for name in names if name.strip())
+        rows = list(_ag_rows(train, names))
+        documents = _present([Document(name, f"{name} news") for name in names], rows)
+        return assemble("ag_news", self, seed, rows, documents, _ag_rows(test, names))
 
 
 class ArxivSettings(SplitSettings):
     """arXiv metadata: JSON lines as published, or a table with tabs; also compressed (.gz)."""
 
     kind: Literal["arxiv"] = "arxiv"
-    file: Path | None = Field(
+    file: LocalPath | None = Field(
         None, description=".json, .jsonl, .tsv, each also .gz; none: the sample under CONFIDE_DATA"
     )
     text: Literal["abstract", "title", "both"] = Field("abstract", description="what the query is")
     per_category: Annotated[int, Field(ge=2)] | None = Field(None, description="at most so many papers of a category")
     min_per_category: int = Field(2, ge=2, description="categories with fewer papers are left out")
 
-
-def sms_spam(settings: SmsSpamSettings, seed: int) -> RetrievalCorpus:
-    path = _file(settings.file, "sms_spam/SMSSpamCollection", "the SMS Spam Collection", _SMS_SOURCE)
-    rows = []
-    with text_lines(path) as lines:
-        for number, line in enumerate(lines, start=1):
-            label, tab, text = line.rstrip("\r\n").partition("\t")
-            if not line.strip():
+    def read(self, seed: int) -> RetrievalCorpus:
+        path = _file(self.file, "arxiv/arxiv_sample.tsv.gz", "the arXiv metadata", _ARXIV_SOURCE)
+        counts: Counter[str] = Counter()
+        kept: Counter[str] = Counter()
+        rows = []
+        plain = path.name.removesuffix(".gz")
+        read = _arxiv_table if plain.endswith((".tsv", ".txt")) else _arxiv_json
+        for category, title, abstract in read(path):
+            if self.per_category is not None and kept[category] >= self.per_category:
+                counts["beyond per_category"] += 1
                 continue
-            if not tab or label not in {"ham", "spam"}:
-                raise UserError(
-                    f"{path}, line {number} begins with {line[:40]!r}; expected ham or spam, a tab and the message: "
-                    f"get the file from {_SMS_SOURCE}"
-                )
-            rows.append(Row(text, label))
-    documents = [
-        Document("ham", "ham: an ordinary personal text message"),
-        Document("spam", "spam: an unwanted advertising text message"),
-    ]
-    return assemble("sms_spam", settings, seed, rows, _present(documents, rows))
-
-
-def ag_news(settings: AgNewsSettings, seed: int) -> RetrievalCorpus:
-    folder = settings.folder.expanduser() if settings.folder is not None else data_folder() / "ag_news"
-    if not folder.is_dir():
-        raise UserError(
-            f"AG News was looked for in {folder}, but that is no folder; get it from {_AG_SOURCE} and pass its folder, "
-            f"or name the folder that holds ag_news in the environment variable {DATA_ENV}"
-        )
-    usual = "train.csv" if (folder / "train.csv").is_file() else _AG_SUBSET
-    train = _file(folder / (settings.train or usual), "", "AG News", _AG_SOURCE)
-    test = _file(folder / "test.csv", "", "AG News", _AG_SOURCE)
-    names = _AG_CLASSES
-    if (folder / "classes.txt").is_file():
-        names = tuple((folder / "classes.txt").read_text(encoding="utf-8").split("\n"))
-        names = tuple(name.strip() for name in names if name.strip())
-    rows = list(_ag_rows(train, names))
-    documents = _present([Document(name, f"{name} news") for name in names], rows)
-    return assemble("ag_news", settings, seed, rows, documents, _ag_rows(test, names))
-
-
-def arxiv(settings: ArxivSettings, seed: int) -> RetrievalCorpus:
-    path = _file(settings.file, "arxiv/arxiv_sample.tsv.gz", "the arXiv metadata", _ARXIV_SOURCE)
-    counts: Counter[str] = Counter()
-    kept: Counter[str] = Counter()
-    rows = []
-    plain = path.name.removesuffix(".gz")
-    read = _arxiv_table if plain.endswith((".tsv", ".txt")) else _arxiv_json
-    for category, title, abstract in read(path):
-        if settings.per_category is not None and kept[category] >= settings.per_category:
-            counts["beyond per_category"] += 1
-            continue
-        kept[category] += 1
-        chosen = {"title": title, "abstract": abstract, "both": f"{title}. {abstract}"}[settings.text]
-        rows.append(Row(" ".join(chosen.split()), category))
-    rare = {category for category, count in kept.items() if count < settings.min_per_category}
-    counts["rare category"] += sum(kept[category] for category in rare)
-    usable = [row for row in rows if row.document not in rare]
-    return assemble("arxiv", settings, seed, usable, left_out=+counts)
+            kept[category] += 1
+            chosen = {"title": title, "abstract": abstract, "both": f"{title}. {abstract}"}[self.text]
+            rows.append(Row(" ".join(chosen.split()), category))
+        rare = {category for category, count in kept.items() if count < self.min_per_category}
+        counts["rare category"] += sum(kept[category] for category in rare)
+        usable = [row for row in rows if row.document not in rare]
+        return assemble("arxiv", self, seed, usable, left_out=+counts)
 
 
 def _ag_rows(path: Path, names: tuple[str, ...]) -> Iterator[Row]:

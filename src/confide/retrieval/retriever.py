@@ -17,9 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from confide.encoders.encoder import Encoder, EncoderSettings
+from confide.encoders.encoder import Encoder
 from confide.encoders.states import batches_by_length, hidden_states
-from confide.errors import require
 from confide.randomness import generator
 from confide.retrieval import experts, head
 from confide.retrieval.data import Document
@@ -31,14 +30,6 @@ from confide.retrieval.settings import RetrievalSettings
 ADAPTER = "adapter"
 # Scores of so many query-document pairs at a time: 64 MB.
 _PAIRS = 2**24
-
-
-def open_encoder(settings: EncoderSettings) -> Encoder:
-    """The one place where a recipe's encoder is made, here or on a server."""
-    require("retrieval", "retrieval")
-    from confide.encoders import remote
-
-    return remote.open_encoder(settings)
 
 
 @dataclass

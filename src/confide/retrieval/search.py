@@ -16,17 +16,16 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
 from confide.errors import UserError
+from confide.settings import Section
 
 
-class SearchSettings(BaseModel):
+class SearchSettings(Section):
     """Retrieval by inner product with document embeddings; it has no parameters of its own."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["mips"] = "mips"
     normalise: bool = Field(False, description="vectors of length 1: cosine similarity instead of the inner product")

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from confide.encoders.encoder import EncoderSettings
+from confide.federated.task import Task, TaskSection
 from confide.retrieval.corpora import DataSettings
 from confide.retrieval.embedded import EmbeddedSettings
 from confide.retrieval.experts import ExpertsSettings
 from confide.retrieval.head import HeadSettings
 from confide.retrieval.search import SearchSettings
 from confide.retrieval.splits import ClientSplit, ColumnSplit, EvenSplit
+from confide.settings import LocalPath
 
 Method = Literal["head", "adapter_head", "adapter_search", "search"]
 
 
-class RetrievalSettings(BaseModel):
+class RetrievalSettings(TaskSection):
     """Retrieval over clients that keep their queries, on a frozen language model."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["retrieval"] = "retrieval"
     encoder: EncoderSettings = Field(EncoderSettings(), description="the frozen language model")
@@ -41,7 +40,7 @@ class RetrievalSettings(BaseModel):
         None, description="for head and adapter_head: a gate and expert heads in place of the one head"
     )
     search: SearchSettings = Field(SearchSettings(), description="for adapter_search and search")
-    start: Path | None = Field(
+    start: LocalPath | None = Field(
         None,
         description="run folder or safetensors file to begin from, such as a head trained on kept states; an "
         "adapter that it lacks stays the identity; none: fresh weights",
@@ -50,7 +49,7 @@ class RetrievalSettings(BaseModel):
         None, description="for adapter_search: a step compares with so many other documents; none: with all"
     )
     k: int = Field(5, ge=1, description="K of the top-K share in evaluations; at most the number of documents counts")
-    cache: Path | None = Field(None, description="where hidden states are kept; none: the user's cache folder")
+    cache: LocalPath | None = Field(None, description="where hidden states are kept; none: the user's cache folder")
 
     @property
     def users(self) -> int | None:
@@ -64,3 +63,12 @@ class RetrievalSettings(BaseModel):
     @property
     def has_head(self) -> bool:
         return self.method in ("head", "adapter_head")
+
+    @property
+    def begins_elsewhere(self) -> bool:
+        return self.start is not None
+
+    def make(self, seed: int) -> Task:
+        from confide.retrieval.task import Retrieval
+
+        return Retrieval(self, seed)

@@ -12,36 +12,31 @@ from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from confide.errors import UserError
+from confide.settings import Section
 
 Indices = NDArray[np.int64]
 
 
-class EvenSplit(BaseModel):
+class EvenSplit(Section):
     """Examples dealt out at random, equally many to each client (one more or less)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["even"] = "even"
     clients: int = Field(2, ge=1, description="m, how many clients share the training data")
 
 
-class ShardSplit(BaseModel):
+class ShardSplit(Section):
     """Examples sorted by label and cut into shards; each client gets a few of them at random."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["shards"] = "shards"
     clients: int = Field(2, ge=1, description="m, how many clients share the training data")
     shards_per_client: int = Field(2, ge=1, description="few: a client sees few labels")
 
 
-class DirichletSplit(BaseModel):
+class DirichletSplit(Section):
     """For each label, the clients' shares are one draw from Dirichlet(alpha)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["dirichlet"] = "dirichlet"
     clients: int = Field(2, ge=1, description="m, how many clients share the training data")
@@ -49,10 +44,8 @@ class DirichletSplit(BaseModel):
     min_examples: int = Field(1, ge=0, description="a client below this gets examples from the largest one")
 
 
-class ColumnSplit(BaseModel):
+class ColumnSplit(Section):
     """A client for each value of the data's client column."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["column"] = "column"
 

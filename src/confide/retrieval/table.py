@@ -18,15 +18,20 @@ from pydantic import Field
 from confide.errors import UserError
 from confide.retrieval.data import Document, RetrievalCorpus, Row, SplitSettings, assemble
 from confide.retrieval.lines import text_lines
+from confide.settings import LocalPath
 
 
 class TableSettings(SplitSettings):
     """Your own queries and documents, as CSV, TSV or JSON lines (each also .gz)."""
 
     kind: Literal["table"] = "table"
-    queries: Path = Field(description="a row for each query")
-    documents: Path | None = Field(None, description="a row for each document; none: the queries' file has their texts")
-    test: Path | None = Field(None, description="test queries in a file of their own; none: a share of the queries")
+    queries: LocalPath = Field(description="a row for each query")
+    documents: LocalPath | None = Field(
+        None, description="a row for each document; none: the queries' file has their texts"
+    )
+    test: LocalPath | None = Field(
+        None, description="test queries in a file of their own; none: a share of the queries"
+    )
     query_column: str = Field("query", min_length=1, description="which column of `queries` holds the query")
     document_column: str = Field(
         "document", min_length=1, description="the document's text, or its id if documents is given"
@@ -36,26 +41,26 @@ class TableSettings(SplitSettings):
     client_column: str | None = Field(None, description="whose a query is")
     documents_as_queries: bool = Field(False, description="train on each document's own text too: none goes untrained")
 
-
-def table(settings: TableSettings, seed: int) -> RetrievalCorpus:
-    counts: Counter[str] = Counter()
-    documents = None if settings.documents is None else _documents(settings, settings.documents, counts)
-    rows = list(_queries(settings, settings.queries))
-    test_rows = None if settings.test is None else list(_queries(settings, settings.test))
-    if documents is None:
-        documents = _from_queries(rows)
-    if settings.documents_as_queries:
-        if settings.client_column is not None:
-            raise UserError(
-                "documents_as_queries with a client_column: a document belongs to no client; expected one of the two"
-            )
-        known = {row.text for row in rows}
-        rows += [Row(document.text, document.id) for document in documents if document.text not in known]
-    asked = {row.document for row in rows}
-    untrained = sum(document.id not in asked for document in documents)
-    if untrained:
-        counts["document without a query"] += untrained
-    return assemble("table", settings, seed, rows, documents, test_rows, counts)
+    def read(self, seed: int) -> RetrievalCorpus:
+        counts: Counter[str] = Counter()
+        documents = None if self.documents is None else _documents(self, self.documents, counts)
+        rows = list(_queries(self, self.queries))
+        test_rows = None if self.test is None else list(_queries(self, self.test))
+        if documents is None:
+            documents = _from_queries(rows)
+        if self.documents_as_queries:
+            if self.client_column is not None:
+                raise UserError(
+                    "documents_as_queries with a client_column: a document belongs to no client; expected one of the "
+                    "two"
+                )
+            known = {row.text for row in rows}
+            rows += [Row(document.text, document.id) for document in documents if document.text not in known]
+        asked = {row.document for row in rows}
+        untrained = sum(document.id not in asked for document in documents)
+        if untrained:
+            counts["document without a query"] += untrained
+        return assemble("table", self, seed, rows, documents, test_rows, counts)
 
 
 def _from_queries(rows: list[Row]) -> list[Document]:

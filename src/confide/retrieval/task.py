@@ -17,30 +17,30 @@ import json
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from confide.encoders.encoder import Batch
+from confide.encoders.remote import open_encoder
 from confide.encoders.states import HiddenStates, hidden_states
 from confide.errors import UserError, require
 from confide.federated.chain import Affine, Chain
 from confide.federated.items import Items
-from confide.federated.local import LocalTraining
 from confide.federated.start import load_start
+from confide.federated.task import BasicTask
 from confide.files import digest
 from confide.randomness import generator
-from confide.retrieval.corpora import read_data
 from confide.retrieval.head import scaled
 from confide.retrieval.metrics import first_hits, ndcg, reciprocal
-from confide.retrieval.retriever import ADAPTER, Retriever, open_encoder
+from confide.retrieval.retriever import ADAPTER, Retriever
 from confide.retrieval.settings import RetrievalSettings
 from confide.retrieval.splits import by_client
+from confide.settings import read_yaml
 
 
-class Retrieval:
+class Retrieval(BasicTask):
     """The task that the loop trains."""
 
     name = "retrieval"
@@ -54,7 +54,7 @@ class Retrieval:
             )
         require("retrieval", "retrieval")
         self.settings, self.seed = settings, seed
-        self.corpus = read_data(settings.data, seed)
+        self.corpus = settings.data.read(seed)
         self.encoder = open_encoder(settings.encoder)
         self.retriever = Retriever(settings, self.encoder, self.corpus.documents, seed, quiet)
         train = self.corpus.train
@@ -101,27 +101,23 @@ class Retrieval:
 
     def _check_start(self, run: Path) -> None:
         """Of a run's folder: it was trained on nothing that tests this one, and its numbers mean the same here."""
-        from confide.recipe import load
-
         if not (run / "summary.json").exists():
             return
-        theirs = load(str(run / "recipe.yaml"))
+        recipe = read_yaml((run / "recipe.yaml").read_text())
         held, now = json.loads((run / "summary.json").read_text()).get("inputs", {}), self.fingerprint
         others = [name for name in ("the test data", "the documents", "the encoder") if held.get(name) != now[name]]
-        if not isinstance(theirs.task, RetrievalSettings) or others:
+        if recipe["task"]["kind"] != self.settings.kind or others:
             raise UserError(
                 f"task.start={run}: {' and '.join(others) or 'the task'} of that run are not this one's; a model that "
                 "has seen this run's test queries would be judged too well: give both the same data and run.seed"
             )
+        theirs, seed = RetrievalSettings.model_validate(recipe["task"]), recipe["run"]["seed"]
         mine = self.settings.head.form, self.settings.experts, self.settings.experts and self.seed
-        if mine != (theirs.task.head.form, theirs.task.experts, theirs.task.experts and theirs.run.seed):
+        if mine != (theirs.head.form, theirs.experts, theirs.experts and seed):
             raise UserError(
                 f"task.start={run}: task.head or task.experts of that run are not this one's; its tensors would mean "
                 "something else"
             )
-
-    def seconds(self, user: int) -> None:
-        return None
 
     def batch(self, user: int, examples: np.ndarray | None, draw: np.random.Generator) -> tuple[Tensor, ...]:
         """Labels and a seed for dropout, then vectors or tokens, then the tokens of documents."""
@@ -175,12 +171,6 @@ class Retrieval:
             hidden = self.retriever.vectors(parameters, test.texts)
         documents = self.retriever.document_vectors(parameters)
         return self.retriever.ranks(parameters, hidden, torch.from_numpy(test.labels), documents)
-
-    def users_at_once(self, local: LocalTraining) -> int:
-        return 0
-
-    def fast_updates(self, *_: Any) -> None:
-        return None
 
     def chain(self) -> Chain | None:
         """A head on fixed vectors is one or two linear layers; with dropout or experts it is something else."""

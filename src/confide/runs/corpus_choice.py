@@ -44,7 +44,7 @@ def parse_setting(word: str) -> tuple[str, Any]:
     """What --set KEY=VALUE says."""
     import yaml
 
-    from confide.recipe import read_yaml
+    from confide.settings import read_yaml
 
     key, equals, text = word.partition("=")
     if not equals or not key.strip():

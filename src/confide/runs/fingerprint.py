@@ -26,7 +26,7 @@ KEY = "inputs"
 
 def of_task(task: Task) -> dict[str, str]:
     """The inputs that a task names; none if it names none."""
-    return dict(getattr(task, "fingerprint", {}))
+    return dict(task.fingerprint)
 
 
 def surroundings() -> dict[str, str]:

@@ -43,6 +43,7 @@ from confide.runs import checkpoint, fingerprint
 from confide.runs.fingerprint import surroundings
 from confide.runs.recording import LAYERS, METRICS, TIMES, Recording
 from confide.runs.records import Recorded, evaluate, finite, json_safe, mean_of_recent
+from confide.settings import read_yaml
 
 __all__ = ["LAYERS", "METRICS", "TIMES", "finite"]
 _CHANGED = "{} was changed after the run began; nothing was done. Put it back, or start another run"
@@ -128,7 +129,7 @@ def resume(
 
 def held_recipe(folder: Path) -> Recipe:
     try:
-        document = recipe.read_yaml((folder / RECIPE).read_text())
+        document = read_yaml((folder / RECIPE).read_text())
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{folder} holds no run: there is no {RECIPE} in it; start one with `confide train`") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -324,7 +325,7 @@ def _finish(folder: Path, loop: Loop, state: State, page: WritePage | None) -> d
         "population": len(loop.plan.weights),
         "steps": state.step,
         "seconds": round(state.seconds, 3),
-        "skipped": getattr(loop.task, "left_out", {}),
+        "skipped": loop.task.left_out,
         "seed": loop.recipe.run.seed,
         "recipe": loop.recipe.digest,
         "inputs": fingerprint.of_task(loop.task),
@@ -342,5 +343,5 @@ def _finish(folder: Path, loop: Loop, state: State, page: WritePage | None) -> d
 def scored(task: Task, model: dict[str, Tensor]) -> tuple[dict[str, float], Items | None]:
     """A model's evaluation, and how each test item was answered where the task has test items."""
     with torch.no_grad():
-        found: tuple[dict[str, float], Items] | None = task.scored(model) if hasattr(task, "scored") else None
+        found: tuple[dict[str, float], Items] | None = task.scored(model)
         return found or (task.evaluate(model), None)

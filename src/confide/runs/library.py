@@ -18,11 +18,11 @@ from typing import Any
 from torch import Tensor
 
 from confide import recipe as recipes
+from confide.encoders.remote import open_encoder
 from confide.errors import UserError, require
 from confide.recipe import Recipe
-from confide.retrieval.corpora import read_data
 from confide.retrieval.data import Document, RetrievalCorpus
-from confide.retrieval.retriever import Retriever, open_encoder
+from confide.retrieval.retriever import Retriever
 from confide.retrieval.search import DocumentIndex
 from confide.retrieval.settings import RetrievalSettings
 from confide.runs import folder
@@ -143,5 +143,5 @@ def open_library(place: Path, overrides: Sequence[str], quiet: bool) -> Library:
 def _open_parts(recipe: Recipe, quiet: bool) -> tuple[Retriever, RetrievalCorpus]:
     settings, seed = retrieval_of("the recipe", recipe), recipe.run.seed
     require("retrieval", "retrieval")
-    corpus = read_data(settings.data, seed)
+    corpus = settings.data.read(seed)
     return Retriever(settings, open_encoder(settings.encoder), corpus.documents, seed, quiet), corpus

@@ -12,14 +12,14 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
+from confide.settings import Section
 
-class SpecAugment(BaseModel):
+
+class SpecAugment(Section):
     """How much of the features is hidden in training; the defaults are the paper's."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     frequency_masks: int = Field(2, ge=0, description="how many frequency masks")
     frequency_width: int = Field(30, ge=0, description="F: a frequency mask is narrower than so many filters")

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from confide.errors import UserError
+from confide.settings import LocalPath, Section
 from confide.speech.decode import Word, merge_repeats, split_at
 
 _MARKS = {"<s>", "</s>", "<unk>", "<UNK>"}
@@ -27,13 +28,11 @@ _MARKS = {"<s>", "</s>", "<unk>", "<UNK>"}
 _IMPOSSIBLE = -1e4
 
 
-class BeamSettings(BaseModel):
+class BeamSettings(Section):
     """The language model and how much it counts."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    language_model: Path = Field(description="n-gram model: ARPA text, or KenLM's binary form")
-    words: Path | None = Field(None, description="a word per line; none: the 1-grams of the ARPA file")
+    language_model: LocalPath = Field(description="n-gram model: ARPA text, or KenLM's binary form")
+    words: LocalPath | None = Field(None, description="a word per line; none: the 1-grams of the ARPA file")
     beam: int = Field(100, ge=1, description="hypotheses kept at each frame")
     beam_tokens: int = Field(30, ge=1, description="tokens tried at each frame, best first")
     threshold: float = Field(25.0, gt=0, description="hypotheses so far below the best one are dropped")

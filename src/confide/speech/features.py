@@ -14,7 +14,10 @@ from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from confide.settings import Section
+from confide.speech.corpus import SAMPLE_RATE
 
 Array = NDArray[np.float32]
 
@@ -22,12 +25,12 @@ Array = NDArray[np.float32]
 _BLOCK = 256
 
 
-class FeatureSettings(BaseModel):
+class FeatureSettings(Section):
     """How audio becomes features; the defaults are the preset `pfl-asr`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    sample_rate: int = Field(16_000, gt=0, description="samples per second")
+    sample_rate: int = Field(
+        SAMPLE_RATE, gt=0, le=SAMPLE_RATE, description="samples per second; audio of 16 kHz is brought to fewer"
+    )
     window: float = Field(0.025, gt=0, le=1, description="seconds in a frame")
     step: float = Field(0.010, gt=0, le=1, description="seconds from one frame to the next")
     fft: int = Field(512, gt=0, description="points of the Fourier transform")
@@ -71,7 +74,11 @@ def frame_count(samples: int, settings: FeatureSettings) -> int:
 
 
 def log_mel(samples: np.ndarray, settings: FeatureSettings) -> Array:
-    """Features (frames, mels) of mono samples (n,) in -1 to 1, at the settings' sample rate."""
+    """Features (frames, mels) of mono samples (n,) in -1 to 1 at 16 kHz, brought to the settings' rate first."""
+    if settings.sample_rate != SAMPLE_RATE:
+        import soxr
+
+        samples = soxr.resample(samples, SAMPLE_RATE, settings.sample_rate)
     frames, window, step = frame_count(len(samples), settings), settings.window_samples, settings.step_samples
     features = np.empty((frames, settings.mels), dtype=np.float32)
     if not frames:

@@ -21,10 +21,12 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+
+from confide.settings import Section
 
 FRAME_SECONDS = 0.01  # a step of the features
 EPS_UTTERANCE, EPS_LAYER = 1e-7, 1e-5
@@ -42,10 +44,8 @@ PRESETS: dict[str, dict[str, float]] = {
 }
 
 
-class ModelSettings(BaseModel):
+class ModelSettings(Section):
     """A preset, and whatever is to differ from it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     preset: Literal["tiny", "small", "narrow", "shallow", "baseline", "wide", "deep"] = Field(
         "tiny", description="named sizes; every other field overrides its value"

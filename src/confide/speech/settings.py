@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from confide.federated.task import Task, TaskSection
+from confide.settings import LocalPath
 from confide.speech.augment import SpecAugment
 from confide.speech.corpora import CorpusSettings
 from confide.speech.features import FeatureSettings
 from confide.speech.model import ModelSettings
 
 
-class SpeechSettings(BaseModel):
+class SpeechSettings(TaskSection):
     """Speech recognition over speakers."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["speech"] = "speech"
     corpus: CorpusSettings = Field(description="whose speakers are the users")
@@ -25,7 +24,18 @@ class SpeechSettings(BaseModel):
         None, description="deal all utterances into so many users, in place of the speakers: central training"
     )
     model: ModelSettings = Field(ModelSettings(), description="a preset, and what differs from it")
-    start: Path | None = Field(None, description="run folder or safetensors file to begin from; none: fresh weights")
+    start: LocalPath | None = Field(
+        None, description="run folder or safetensors file to begin from; none: fresh weights"
+    )
     features: FeatureSettings = FeatureSettings()
     augment: SpecAugment | None = Field(SpecAugment(), description="SpecAugment in training; null for none")
-    cache: Path | None = Field(None, description="where features are kept; none: the user's cache folder")
+    cache: LocalPath | None = Field(None, description="where features are kept; none: the user's cache folder")
+
+    @property
+    def begins_elsewhere(self) -> bool:
+        return self.start is not None
+
+    def make(self, seed: int) -> Task:
+        from confide.speech.task import Speech
+
+        return Speech(self, seed)

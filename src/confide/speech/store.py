@@ -33,12 +33,13 @@ from safetensors.numpy import load, save
 from confide.errors import UserError
 from confide.files import cache_folder, make_folder, write_atomically
 from confide.progress import Reporter
-from confide.speech.corpus import Corpus, Skipped, Undecodable, Utterance, read_audio
+from confide.speech.corpus import SAMPLE_RATE, Corpus, Skipped, Undecodable, Utterance, read_audio
 from confide.speech.features import FeatureSettings, log_mel
 from confide.speech.tokens import Tokens
 
 # Part of every file's name: change it whenever the same audio would give other features or another file.
 _SCHEME = 1
+_RESAMPLED = 2  # of audio at another rate than 16 kHz, which scheme 1 took for 16 kHz
 _STRIDE = 3
 
 
@@ -129,7 +130,8 @@ def open_store(
 ) -> FeatureStore:  # fmt: skip
     """The features of a corpus, made where `folder` (none: the user's cache) does not hold them yet."""
     place = (folder or cache_folder() / "features").expanduser()
-    common = f"{_SCHEME}\n{settings.model_dump_json()}\n{tokens.version}\n{stride}"
+    scheme = _SCHEME if settings.sample_rate == SAMPLE_RATE else _RESAMPLED
+    common = f"{scheme}\n{settings.model_dump_json()}\n{tokens.version}\n{stride}"
     keys = {name: _key(common, name, own) for name, own in corpus.speakers.items()}
     everything = hashlib.sha256("\n".join(keys.values()).encode()).hexdigest()[:32]
     index_path = place / f"{everything}.index"

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,8 +20,8 @@ from torch import Tensor
 
 from confide.errors import UserError, require
 from confide.federated.items import Items
-from confide.federated.local import LocalTraining
 from confide.federated.start import load_start
+from confide.federated.task import BasicTask
 from confide.files import digest
 from confide.randomness import generator
 from confide.speech import model
@@ -44,7 +43,7 @@ class Pooled:
     places: np.ndarray  # (n,) utterance of that user
 
 
-class Speech:
+class Speech(BasicTask):
     """The task that the loop trains."""
 
     name = "speech"
@@ -138,12 +137,6 @@ class Speech:
         words = found.items(test=digest([which, *found.speakers, *found.references]))
         characters = found.items(characters=True)
         return {"wer": 100 * share(words), "cer": 100 * share(characters), "test_loss": loss}, words
-
-    def users_at_once(self, local: LocalTraining) -> int:
-        return 0
-
-    def fast_updates(self, *_: Any) -> None:
-        return None
 
 
 def _listed(corpus: Corpus) -> Iterator[str]:

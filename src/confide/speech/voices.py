@@ -27,12 +27,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from confide.errors import UserError
 from confide.files import cache_folder, make_folder
 from confide.progress import Reporter
 from confide.randomness import generator
+from confide.settings import LocalPath, Section
 from confide.speech.corpus import Corpus, Language, Utterance
 from confide.speech.espeak import RECORD, SAMPLE_RATE, Job, Voice
 from confide.speech.grammar import Sentences, choose, sentence
@@ -68,10 +69,8 @@ _VARIANTS = {
 _TEST_SHARE = 5
 
 
-class SyntheticSettings(BaseModel):
+class SyntheticSettings(Section):
     """Synthetic voices that need nothing but the installed package."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["synthetic"] = "synthetic"
     language: Language = Field("en", description="en, fr or de")
@@ -84,7 +83,7 @@ class SyntheticSettings(BaseModel):
         "speakers", description="a user is a speaker, or (the control) each utterance gets a user drawn uniformly"
     )
     seed: int = Field(0, ge=0, description="another seed gives other speakers")
-    cache: Path | None = Field(None, description="where recordings are kept; none: the user's cache folder")
+    cache: LocalPath | None = Field(None, description="where recordings are kept; none: the user's cache folder")
 
     @field_validator("digits")
     @classmethod
@@ -92,6 +91,13 @@ class SyntheticSettings(BaseModel):
         if not 1 <= digits[0] <= digits[1] <= 50:
             raise ValueError(f"digits={digits} must be two numbers from 1 to 50, the smaller one first")
         return digits
+
+    def read(self, progress: Callable[[int, int], None] | None = None) -> Corpus:
+        """Make or find the speakers; they show a bar of their own."""
+        from confide.speech.corpora.shares import iid  # whose package imports this module
+
+        made = synthetic_corpus(self)
+        return iid(made, self.seed) if self.users == "iid" else made
 
 
 @cache

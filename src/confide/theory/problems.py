@@ -16,6 +16,7 @@ from torch import Tensor
 
 from confide.federated.local import LocalTraining, Updates
 from confide.federated.parameters import Layout, flatten
+from confide.federated.task import BasicTask
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Shape:
     """Factor on distances and deviations of each layer; none: 1."""
 
 
-class Layered:
+class Layered(BasicTask):
     """The task."""
 
     name, metric = "layered quadratics", "suboptimality"
@@ -69,9 +70,6 @@ class Layered:
     def batch(self, user: int, examples: np.ndarray | None, draw: np.random.Generator) -> tuple[Tensor, ...]:
         chosen = self.centres[user] if examples is None else self.centres[user][torch.from_numpy(examples)]
         return self.curvature[user], chosen
-
-    def seconds(self, user: int) -> None:
-        return None
 
     def loss(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
         curvature, centres = batch

@@ -1,46 +1,52 @@
-"""Tasks of the workloads, for the loop to train like any other."""
+"""The workloads as tasks, for the loop to train like any other. Made-up data: they measure machines, not models."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
 from confide.federated.chain import Affine, Chain
-from confide.federated.local import LocalTraining
+from confide.federated.task import BasicTask, Task, TaskSection
 from confide.randomness import generator
 from confide.speech import model
 from confide.workloads import data
-from confide.workloads.settings import MlpSettings, SpeechClientSettings, VectorSettings
 
 TOKENS = 29
 
 
-class _Plain:
-    """What the workloads have in common: no short cut of their own, and no length in time."""
+class _Workload(BasicTask):
+    """What the workloads have in common."""
 
     metric = "loss"
 
     def __init__(self, users: int, examples: int) -> None:
         self.examples = np.broadcast_to(np.int64(examples), users)  # however many users, one number
 
-    def seconds(self, user: int) -> None:
-        return None
 
-    def users_at_once(self, local: LocalTraining) -> int:
-        return 0
+class MlpSettings(TaskSection):
+    """Workload A: many small users, a perceptron with one hidden layer."""
 
-    def fast_updates(self, *_: Any) -> None:
-        return None
+    kind: Literal["bench/mlp"] = "bench/mlp"
+    users: int = Field(1000, gt=0, description="population")
+    distinct: int = Field(1000, gt=0, description="so many have data of their own; the others repeat theirs")
+    examples: int = Field(20, gt=0, description="examples of a user")
+    width: int = Field(784, gt=0, description="numbers of an example")
+    hidden: int = Field(128, gt=0, description="hidden units")
+    classes: int = Field(10, ge=2, description="that an example can belong to")
+
+    def make(self, seed: int) -> Task:
+        return Mlp(self, seed)
 
 
-class Mlp(_Plain):
+class Mlp(_Workload):
     """A: two linear layers with a ReLU between them."""
 
     name = "bench/mlp"
@@ -85,7 +91,22 @@ class Mlp(_Plain):
         return {"loss": float(self.loss(parameters, (self.features[:1000], self.labels[:1000])))}
 
 
-class SpeechClient(_Plain):
+class SpeechClientSettings(TaskSection):
+    """Workload B: users with utterances of random features and random labels, a small recogniser with CTC."""
+
+    kind: Literal["bench/speech"] = "bench/speech"
+    users: int = Field(100, gt=0, description="population")
+    utterances: int = Field(4, gt=0, description="of a user")
+    frames: int = Field(300, ge=3, description="of an utterance")
+    labels: int = Field(20, gt=0, description="of an utterance")
+    layers: int = Field(4, gt=0, description="blocks of attention and MLP")
+    width: int = Field(144, gt=0, multiple_of=4, description="size of a frame's embedding")
+
+    def make(self, seed: int) -> Task:
+        return SpeechClient(self, seed)
+
+
+class SpeechClient(_Workload):
     """B: the package's own recogniser, without dropout."""
 
     name = "bench/speech"
@@ -120,7 +141,19 @@ class SpeechClient(_Plain):
         return {"loss": float(self.loss(parameters, (self.features[0], self.labels[0])))}
 
 
-class Vector(_Plain):
+class VectorSettings(TaskSection):
+    """Workload C: a large model of which users train one tensor; the rest is there to be read, bounded and summed."""
+
+    kind: Literal["bench/vector"] = "bench/vector"
+    users: int = Field(1000, gt=0, description="population")
+    parameters: int = Field(255_000_000, gt=0, description="of the model")
+    tensors: int = Field(300, gt=0, description="that they lie in")
+
+    def make(self, seed: int) -> Task:
+        return Vector(self, seed)
+
+
+class Vector(_Workload):
     """C: as many parameters as are wanted, in equal tensors. The loss sees the first one only."""
 
     name = "bench/vector"

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from confide.errors import UserError
-from confide.federated.named import imported
 from confide.privacy.mechanisms.banded import Banded, BandedSettings
 from confide.privacy.mechanisms.base import Asked, CommonSettings, Mechanism, Occasion, Setting
 from confide.privacy.mechanisms.car import CarNoise
@@ -20,6 +19,7 @@ from confide.privacy.mechanisms.gaussian import Gaussian
 from confide.privacy.mechanisms.local import Local
 from confide.privacy.mechanisms.none import Nothing
 from confide.privacy.mechanisms.partial import Partial, PartialSettings
+from confide.settings import imported
 
 __all__ = ["MECHANISMS", "Asked", "Mechanism", "Occasion", "Privacy", "Setting", "mechanism_of", "refusals"]
 

@@ -14,17 +14,17 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from confide.errors import UserError
-from confide.federated.named import NAMED
 from confide.privacy import noise
 from confide.privacy.accountant import Accountant, noise_multiplier, shown
 from confide.privacy.events import Event, Sampler
 from confide.privacy.gaussian import Address, Source
 from confide.privacy.sampling import Kind, Sampling
 from confide.privacy.trust.server_view import against_server
+from confide.settings import FunctionName, Section
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -33,10 +33,8 @@ NOT_COVERED = "what the starting model was trained on"
 NOISE_KEYS = ("target_epsilon", "noise_multiplier", "noise_scale")
 
 
-class CommonSettings(BaseModel):
+class CommonSettings(Section):
     """The keys of the privacy section that do not belong to one mechanism."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     mechanism: str = "none"
     trust: Literal["central", "distributed", "local"] = Field(
@@ -60,7 +58,7 @@ class CommonSettings(BaseModel):
         "release, never drawn again",
     )
     # Left out of a dump where they are not used, so that recipes from before they were there keep their digest.
-    factory: Annotated[str, Field(pattern=NAMED)] | None = Field(
+    factory: FunctionName | None = Field(
         None, exclude_if=lambda value: value is None,
         description="for python: module:Class, a subclass of confide.privacy.mechanisms.Mechanism",
     )  # fmt: skip

@@ -5,12 +5,12 @@ Not one of PFL-ASR's corpora: a small real one, for trying its claims. Training 
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
-from confide.speech.corpora.listing import Entry, gathered
+from confide.settings import LocalPath
+from confide.speech.corpora.listing import Entry, checked_corpus
 from confide.speech.corpora.settings import SpeakerSettings, place
 from confide.speech.corpora.tables import read_table
 from confide.speech.corpus import Corpus, Progress, Skipped
@@ -25,18 +25,18 @@ class An4Settings(SpeakerSettings):
     """CMU AN4: spelled words, numbers and commands, about 100 words in all."""
 
     kind: Literal["an4"] = "an4"
-    folder: Path | None = Field(None, description="the folder with train.tsv and test.tsv; else an4 in CONFIDE_DATA")
+    folder: LocalPath | None = Field(
+        None, description="the folder with train.tsv and test.tsv; else an4 in CONFIDE_DATA"
+    )
     subset: Literal["train", "test"] = Field("train", description="train has 74 speakers, test 10 others")
 
-
-def an4(settings: An4Settings, progress: Progress | None = None) -> Corpus:
-    """Read the table of the subset."""
-    folder = place(settings.folder, "an4", "AN4", _SOURCE)
-    entries: list[Entry] = []
-    skipped: list[Skipped] = []
-    for row in read_table(folder / f"{settings.subset}.tsv", ("utterance", "speaker", "path", "text")):
-        if isinstance(row, Skipped):
-            skipped.append(row)
-        else:
-            entries.append(Entry(row["utterance"], row["speaker"], (folder / row["path"],), row["text"].strip()))
-    return gathered(f"AN4-{settings.subset}", "en", entries, skipped, settings, progress)
+    def read(self, progress: Progress | None = None) -> Corpus:
+        """Read the table of the subset."""
+        folder = place(self.folder, "an4", "AN4", _SOURCE)
+        listed = [
+            row
+            if isinstance(row, Skipped)
+            else Entry(row["utterance"], row["speaker"], (folder / row["path"],), row["text"].strip())
+            for row in read_table(folder / f"{self.subset}.tsv", ("utterance", "speaker", "path", "text"))
+        ]
+        return checked_corpus(f"AN4-{self.subset}", "en", listed, self, progress)

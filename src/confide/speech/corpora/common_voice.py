@@ -19,9 +19,10 @@ from pydantic_core import PydanticCustomError
 
 from confide.errors import UserError
 from confide.files import data_folder
-from confide.speech.corpora.listing import Entry, gathered
+from confide.settings import LocalPath
+from confide.speech.corpora.listing import Entry, checked_corpus
 from confide.speech.corpora.settings import SpeakerSettings
-from confide.speech.corpora.tables import read_table
+from confide.speech.corpora.tables import Row, read_table
 from confide.speech.corpus import Corpus, Language, Progress, Skipped
 
 _SOURCE = "https://commonvoice.mozilla.org/en/datasets (Common Voice Corpus 13.0)"
@@ -33,7 +34,7 @@ class CommonVoiceSettings(SpeakerSettings):
     """Common Voice: sentences read by volunteers on their own devices, MP3."""
 
     kind: Literal["common_voice"] = "common_voice"
-    folder: Path | None = Field(
+    folder: LocalPath | None = Field(
         None,
         description="the folder of the release, of its language, or the one around it; else cv-corpus-13.0-* in "
         "CONFIDE_DATA",
@@ -64,23 +65,19 @@ class CommonVoiceSettings(SpeakerSettings):
                 )
         return {**given, **said}
 
+    def read(self, progress: Progress | None = None) -> Corpus:
+        """Read the table of the subset."""
+        folder = _language_folder(self)
+        rows = read_table(folder / f"{self.subset}.tsv", ("client_id", "path", "sentence"))
+        listed = (row if isinstance(row, Skipped) else _entry(folder / "clips", row) for row in rows)
+        return checked_corpus(f"CV-{self.language}-{self.subset}", self.language, listed, self, progress)
 
-def common_voice(settings: CommonVoiceSettings, progress: Progress | None = None) -> Corpus:
-    """Read the table of the subset."""
-    folder = _language_folder(settings)
-    entries: list[Entry] = []
-    skipped: list[Skipped] = []
-    for row in read_table(folder / f"{settings.subset}.tsv", ("client_id", "path", "sentence")):
-        if isinstance(row, Skipped):
-            skipped.append(row)
-            continue
-        clip = row["path"].strip()
-        # Early releases list clips without their ending.
-        file = clip if Path(clip).suffix else f"{clip}.mp3"
-        entries.append(Entry(Path(file).stem, row["client_id"], (folder / "clips" / file,), row["sentence"].strip()))
-    return gathered(
-        f"CV-{settings.language}-{settings.subset}", settings.language, entries, skipped, settings, progress
-    )
+
+def _entry(clips: Path, row: Row) -> Entry:
+    clip = row["path"].strip()
+    # Early releases list clips without their ending.
+    file = clip if Path(clip).suffix else f"{clip}.mp3"
+    return Entry(Path(file).stem, row["client_id"], (clips / file,), row["sentence"].strip())
 
 
 def _language_folder(settings: CommonVoiceSettings) -> Path:

@@ -15,7 +15,8 @@ from typing import Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from confide.speech.corpora.listing import Entry, gathered, lengths
+from confide.settings import LocalPath
+from confide.speech.corpora.listing import Entry, checked_corpus, lengths
 from confide.speech.corpora.settings import SpeakerSettings, place
 from confide.speech.corpora.shares import drawn
 from confide.speech.corpus import Corpus, Progress, Skipped
@@ -50,39 +51,39 @@ class AudioMnistSettings(_DigitSettings):
     """AudioMNIST: 60 people, ten digits, several takes, with many accents of English."""
 
     kind: Literal["audiomnist"] = "audiomnist"
-    folder: Path | None = Field(
+    folder: LocalPath | None = Field(
         None, description="the folder of the speakers' folders 01 to 60; else audiomnist in CONFIDE_DATA"
     )
     subset: Literal["train", "test", "all"] = Field(
         "train", description="train: speakers 01 to 48; test: 49 to 60; all: everyone"
     )
 
+    def read(self, progress: Progress | None = None) -> Corpus:
+        """Join the takes of each speaker of the subset."""
+        folder = place(self.folder, "audiomnist", "AudioMNIST", _AUDIOMNIST)
+        asked = {
+            "train": range(1, TEST_FROM),
+            "test": range(TEST_FROM, 61),
+            "all": range(1, 61),
+        }[self.subset]
+        people = [
+            item for item in folder.iterdir() if item.is_dir() and item.name.isdecimal() and int(item.name) in asked
+        ]
+        files = (file for person in people for file in person.iterdir())
+        name = "AudioMNIST" if self.subset == "all" else f"AudioMNIST-{self.subset}"
+        return _joined(name, files, self, progress)
+
 
 class FsddSettings(_DigitSettings):
     """Free Spoken Digit Dataset: 6 people, 8 kHz."""
 
     kind: Literal["fsdd"] = "fsdd"
-    folder: Path | None = Field(None, description="the folder of the recordings; else fsdd in CONFIDE_DATA")
+    folder: LocalPath | None = Field(None, description="the folder of the recordings; else fsdd in CONFIDE_DATA")
 
-
-def audiomnist(settings: AudioMnistSettings, progress: Progress | None = None) -> Corpus:
-    """Join the takes of each speaker of the subset."""
-    folder = place(settings.folder, "audiomnist", "AudioMNIST", _AUDIOMNIST)
-    asked = {
-        "train": range(1, TEST_FROM),
-        "test": range(TEST_FROM, 61),
-        "all": range(1, 61),
-    }[settings.subset]
-    people = [item for item in folder.iterdir() if item.is_dir() and item.name.isdecimal() and int(item.name) in asked]
-    files = (file for person in people for file in person.iterdir())
-    name = "AudioMNIST" if settings.subset == "all" else f"AudioMNIST-{settings.subset}"
-    return _joined(name, files, settings, progress)
-
-
-def fsdd(settings: FsddSettings, progress: Progress | None = None) -> Corpus:
-    """Join the takes of each speaker."""
-    folder = place(settings.folder, "fsdd", "FSDD", _FSDD)
-    return _joined("FSDD", folder.iterdir(), settings, progress)
+    def read(self, progress: Progress | None = None) -> Corpus:
+        """Join the takes of each speaker."""
+        folder = place(self.folder, "fsdd", "FSDD", _FSDD)
+        return _joined("FSDD", folder.iterdir(), self, progress)
 
 
 def _joined(name: str, files: Iterable[Path], settings: _DigitSettings, progress: Progress | None) -> Corpus:
@@ -108,7 +109,7 @@ def _joined(name: str, files: Iterable[Path], settings: _DigitSettings, progress
             for group in _groups(order, speaker, seed, settings):
                 entry = _entry(speaker, group, sum(seconds[file] for file in group))
                 entries[entry.id] = entry  # two passes may join the same recordings; they count once
-    return gathered(name, "en", list(entries.values()), skipped, settings)
+    return checked_corpus(name, "en", [*skipped, *entries.values()], settings)
 
 
 def _groups(files: list[Path], speaker: str, seed: int, settings: _DigitSettings) -> Iterable[list[Path]]:

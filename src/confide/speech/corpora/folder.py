@@ -11,9 +11,10 @@ from typing import Literal
 from pydantic import Field
 
 from confide.errors import UserError
-from confide.speech.corpora.listing import Entry, gathered
+from confide.settings import LocalPath
+from confide.speech.corpora.listing import Entry, checked_corpus
 from confide.speech.corpora.settings import SpeakerSettings
-from confide.speech.corpora.tables import read_table
+from confide.speech.corpora.tables import Row, read_table
 from confide.speech.corpus import Corpus, Language, Progress, Skipped
 
 AUDIO = (".wav", ".flac", ".mp3", ".ogg")
@@ -23,59 +24,52 @@ class FolderSettings(SpeakerSettings):
     """A folder of speakers' folders: speaker/utterance.wav (or flac, mp3, ogg) and speaker/utterance.txt."""
 
     kind: Literal["folder"] = "folder"
-    folder: Path = Field(description="the folder whose subfolders are the speakers")
+    folder: LocalPath = Field(description="the folder whose subfolders are the speakers")
     language: Language = Field("en", description="en, fr or de")
+
+    def read(self, progress: Progress | None = None) -> Corpus:
+        """Every folder is a speaker, with folders in it or without."""
+        root = self.folder.expanduser()
+        if not root.is_dir():
+            raise UserError(
+                f"folder={root} is no folder; expected one whose subfolders are the speakers, each with audio files "
+                "and a .txt of the same name beside each"
+            )
+        listed = []
+        for path in sorted(root.rglob("*")):
+            parts = path.relative_to(root).parts
+            if path.is_dir() or any(part.startswith(".") for part in parts):
+                continue
+            entry = _entry(path, parts)
+            if entry is not None:
+                listed.append(entry if isinstance(entry, Entry) else Skipped("/".join(parts), entry))
+        return checked_corpus(root.resolve().name, self.language, listed, self, progress)
 
 
 class TsvSettings(SpeakerSettings):
     """A tab-separated table with the columns speaker, path, text and, if you like, utterance."""
 
     kind: Literal["tsv"] = "tsv"
-    file: Path = Field(description="the table; its first line names the columns")
-    folder: Path | None = Field(None, description="what paths in the table are relative to; else the table's folder")
+    file: LocalPath = Field(description="the table; its first line names the columns")
+    folder: LocalPath | None = Field(
+        None, description="what paths in the table are relative to; else the table's folder"
+    )
     language: Language = Field("en", description="en, fr or de")
 
-
-def folder(settings: FolderSettings, progress: Progress | None = None) -> Corpus:
-    """Every folder is a speaker, with folders in it or without."""
-    root = settings.folder.expanduser()
-    if not root.is_dir():
-        raise UserError(
-            f"folder={root} is no folder; expected one whose subfolders are the speakers, each with audio files and a "
-            ".txt of the same name beside each"
-        )
-    entries: list[Entry] = []
-    skipped: list[Skipped] = []
-    for path in sorted(root.rglob("*")):
-        parts = path.relative_to(root).parts
-        if path.is_dir() or any(part.startswith(".") for part in parts):
-            continue
-        entry = _entry(path, parts)
-        if isinstance(entry, Entry):
-            entries.append(entry)
-        elif entry is not None:
-            skipped.append(Skipped("/".join(parts), entry))
-    return gathered(root.resolve().name, settings.language, entries, skipped, settings, progress)
+    def read(self, progress: Progress | None = None) -> Corpus:
+        """One row per utterance; without the column utterance, the path is its name."""
+        file = self.file.expanduser()
+        root = self.folder.expanduser() if self.folder is not None else file.parent
+        rows = read_table(file, ("speaker", "path", "text"))
+        listed = (row if isinstance(row, Skipped) else _from_row(row, file, root) for row in rows)
+        return checked_corpus(file.stem, self.language, listed, self, progress)
 
 
-def tsv(settings: TsvSettings, progress: Progress | None = None) -> Corpus:
-    """One row per utterance; without the column utterance, the path is its name."""
-    file = settings.file.expanduser()
-    root = settings.folder.expanduser() if settings.folder is not None else file.parent
-    entries: list[Entry] = []
-    skipped: list[Skipped] = []
-    for row in read_table(file, ("speaker", "path", "text")):
-        if isinstance(row, Skipped):
-            skipped.append(row)
-            continue
-        speaker, path = row["speaker"].strip(), row["path"].strip()
-        name = row.values.get("utterance", "").strip() or path
-        lacking = "speaker" if not speaker else "path"
-        if speaker and path:
-            entries.append(Entry(name, speaker, (root / path,), row["text"].strip()))
-        else:
-            skipped.append(Skipped(f"{file.name}:{row.line}", f"no {lacking}"))
-    return gathered(file.stem, settings.language, entries, skipped, settings, progress)
+def _from_row(row: Row, table: Path, root: Path) -> Entry | Skipped:
+    speaker, path = row["speaker"].strip(), row["path"].strip()
+    if not speaker or not path:
+        return Skipped(f"{table.name}:{row.line}", f"no {'path' if speaker else 'speaker'}")
+    return Entry(row.values.get("utterance", "").strip() or path, speaker, (root / path,), row["text"].strip())
 
 
 def _entry(path: Path, parts: tuple[str, ...]) -> Entry | str | None:

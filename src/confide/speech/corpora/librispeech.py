@@ -10,13 +10,15 @@ name each of them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from confide.errors import UserError
-from confide.speech.corpora.listing import Entry, gathered
+from confide.settings import Local, LocalPath, is_path
+from confide.speech.corpora.listing import Entry, checked_corpus
 from confide.speech.corpora.settings import SpeakerSettings, place
 from confide.speech.corpus import Corpus, Progress, Skipped
 
@@ -34,27 +36,27 @@ class LibriSpeechSettings(SpeakerSettings):
     """LibriSpeech: read English books, 16 kHz."""
 
     kind: Literal["librispeech"] = "librispeech"
-    folder: Path | None = Field(
+    folder: LocalPath | None = Field(
         None, description="the folder LibriSpeech, or the one around it; else LibriSpeech in CONFIDE_DATA"
     )
-    subset: str = Field(
+    subset: Annotated[str, Local(is_path)] = Field(
         "LS-960",
         min_length=1,
         description="LS-100, LS-360, LS-500, LS-860, LS-960, or the name of a subset folder such as dev-clean",
     )
 
-
-def librispeech(settings: LibriSpeechSettings, progress: Progress | None = None) -> Corpus:
-    """Read the subset's transcripts; the speaker is the first part of an utterance's name."""
-    root = place(settings.folder, "LibriSpeech", "LibriSpeech", _SOURCE)
-    if (root / "LibriSpeech").is_dir():
-        root = root / "LibriSpeech"
-    entries: list[Entry] = []
-    skipped: list[Skipped] = []
-    for part in UNIONS.get(settings.subset, (settings.subset,)):
-        for transcript in sorted(_subset(root, part, settings.subset).rglob("*.trans.txt")):
-            _read(transcript, entries, skipped)
-    return gathered(_name(settings.subset), "en", entries, skipped, settings, progress)
+    def read(self, progress: Progress | None = None) -> Corpus:
+        """Read the subset's transcripts; the speaker is the first part of an utterance's name."""
+        root = place(self.folder, "LibriSpeech", "LibriSpeech", _SOURCE)
+        if (root / "LibriSpeech").is_dir():
+            root = root / "LibriSpeech"
+        listed = [
+            item
+            for part in UNIONS.get(self.subset, (self.subset,))
+            for transcript in sorted(_subset(root, part, self.subset).rglob("*.trans.txt"))
+            for item in _read(transcript)
+        ]
+        return checked_corpus(_name(self.subset), "en", listed, self, progress)
 
 
 def _subset(root: Path, part: str, asked: str) -> Path:
@@ -69,17 +71,16 @@ def _subset(root: Path, part: str, asked: str) -> Path:
     return folder
 
 
-def _read(transcript: Path, entries: list[Entry], skipped: list[Skipped]) -> None:
+def _read(transcript: Path) -> Iterator[Entry | Skipped]:
     try:
         lines = transcript.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        skipped.append(Skipped(str(transcript), f"unreadable transcript: {error}"))
+        yield Skipped(str(transcript), f"unreadable transcript: {error}")
         return
     for line in lines:
         name, _, text = line.strip().partition(" ")
         if name:
-            audio = transcript.parent / f"{name}.flac"
-            entries.append(Entry(name, name.partition("-")[0], (audio,), text.strip()))
+            yield Entry(name, name.partition("-")[0], (transcript.parent / f"{name}.flac",), text.strip())
 
 
 def _name(subset: str) -> str:

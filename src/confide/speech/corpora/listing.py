@@ -6,7 +6,7 @@ cannot be opened is counted and named, and never stops a run; a corpus of which 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,11 +39,10 @@ class Entry:
     seconds: float | None = None
 
 
-def gathered(
+def checked_corpus(
     name: str,
     language: Language,
-    entries: Sequence[Entry],
-    skipped: Sequence[Skipped],
+    listed: Iterable[Entry | Skipped],
     settings: SpeakerSettings,
     progress: Progress | None = None,
 ) -> Corpus:
@@ -52,6 +51,13 @@ def gathered(
     The share is taken of the speakers that are listed, before any file is opened, so that a damaged file does not
     move other speakers from one share to the other.
     """
+    skipped: list[Skipped] = []
+    entries: list[Entry] = []
+    for item in listed:
+        if isinstance(item, Skipped):
+            skipped.append(item)
+        else:
+            entries.append(item)
     if settings.share is not None and entries:
         chosen = shares.share((entry.speaker for entry in entries), settings.share)
         entries = [entry for entry in entries if entry.speaker in chosen]

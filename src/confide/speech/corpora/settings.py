@@ -5,17 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from confide.errors import UserError
 from confide.files import DATA_ENV, data_folder
+from confide.settings import Section
 
 
-class SpeakerSettings(BaseModel):
+class SpeakerSettings(Section):
     """Which speakers, which utterances, and who counts as a user."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     share: int | None = Field(
         None,

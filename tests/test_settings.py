@@ -1,0 +1,140 @@
+"""Sections of a recipe: paths of this machine are found by their types, and digests stay what they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import pytest
+from pydantic import BaseModel, TypeAdapter
+
+from confide import recipe
+from confide.encoders.encoder import EncoderSettings
+from confide.settings import Local, LocalPath, Section, is_path, local_paths, validate
+
+DIGESTS = {
+    "convex/cifar10": "fae30171cc8a849b",
+    "convex/digits": "54de3e0dde695a41",
+    "convex/fmnist": "8492695d4e165d25",
+    "convex/quadratics": "4e1cf3911f54194c",
+    "retrieval/agnews-federated": "d4d333cc884182f9",
+    "retrieval/arxiv": "10bc0536d403fb39",
+    "retrieval/embedded": "6eb2a9900e1677f4",
+    "retrieval/sms-adaptive-dp": "968e8d1e63b84043",
+    "retrieval/sms-both": "cb97135fe47c7b4e",
+    "retrieval/sms-federated": "d14935356d07aed4",
+    "retrieval/sms-head": "b99c3b85aa62f201",
+    "retrieval/sms-local-dp": "b3445131ed7c1c18",
+    "retrieval/sms-private-quantile": "73aadb36f5313f6c",
+    "speech/an4/central": "1d101a28b3d0fad1",
+    "speech/an4/federated": "4596c52a4dc69be4",
+    "speech/an4/seed": "08747c679a699408",
+    "speech/digits/federated": "293ea9496ea6e0ca",
+    "speech/digits/seed": "2b1724bcd736ffba",
+    "speech/embedded/federated": "1e275d8bd00c2d7a",
+    "speech/embedded/seed": "88b9aaf38b4b50bb",
+    "speech/paper/dp-dim": "e12b41071dfb54f5",
+    "speech/paper/dp-french-german": "882c403eaf91ffbc",
+    "speech/paper/dp-global": "43092bab56900622",
+    "speech/paper/dp-uniform": "9ea89f2bf7247ccf",
+    "speech/paper/dp-weighted": "fa79b976e032ecb3",
+    "speech/paper/fedprox": "efa06e772f2cc988",
+    "speech/paper/fl-common-voice-cohorts": "189387f5508dc887",
+    "speech/paper/fl-common-voice-scratch": "6870f9d6404bc68a",
+    "speech/paper/fl-common-voice-seed": "261419e06e67aa0f",
+    "speech/paper/fl-librispeech-scratch": "8860b77a83f41785",
+    "speech/paper/fl-librispeech-seed": "f978938fd256b48f",
+    "speech/paper/iid": "acff1de9560c2be2",
+    "speech/paper/model-sizes": "881cb2d67bdb22ec",
+    "speech/paper/post-layernorm": "3f865287cc458709",
+    "speech/paper/seed-common-voice": "08a674096c7286be",
+    "speech/paper/seed-librispeech": "d59e105f00a7fed6",
+    "speech/paper/table8-adam": "18790a4a7acc6788",
+    "speech/paper/table8-lars": "470485ac9b62bfdf",
+    "speech/paper/table9-adagrad": "8e6ddaca48f1525c",
+    "speech/paper/table9-adam": "4a3a6e59a61b6213",
+    "speech/paper/table9-lars": "eb0e077b89940c53",
+    "speech/paper/table9-sgd": "1ba55ebf6ae79e87",
+    "speech/paper/weak-seed": "8462e5910cce4e2a",
+}
+
+
+def test_the_digests_of_shipped_recipes_stay_so_that_old_runs_resume() -> None:
+    assert {name: recipe.load(name).digest for name in recipe.shipped()} == DIGESTS
+
+
+class Inner(Section):
+    place: LocalPath | None = None
+    word: str = "x"
+
+
+class Outer(Section):
+    file: LocalPath
+    start: str = "random"
+    name: Annotated[str, Local(is_path)] = "train.csv"
+    inner: Inner = Inner()
+
+
+def test_paths_are_found_by_type_and_not_by_name() -> None:
+    assert local_paths(Outer(file=Path("a"))) == ["file"]
+    whole = Outer(file=Path("a"), name="../b", inner=Inner(place=Path("c")))
+    assert local_paths(whole) == ["file", "name", "inner.place"]
+
+
+def models(kind: Any) -> set[type[BaseModel]]:
+    """A model and every model in its fields."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return {kind}.union(*(models(field.annotation) for field in kind.model_fields.values()))
+    return set().union(*map(models, get_args(kind)))
+
+
+def test_every_path_in_a_recipe_is_marked() -> None:
+    found = {model.__name__: model for model in models(recipe.Recipe)}
+    assert {"FsddSettings", "TableSettings", "SpeechSettings"} <= set(found)
+    for model in found.values():
+        for key, field in model.model_fields.items():
+            plain = field.annotation is Path and not any(isinstance(mark, Local) for mark in field.metadata)
+            assert not plain, f"{model.__name__}.{key}"
+            assert Path not in get_args(field.annotation), f"{model.__name__}.{key}"
+
+
+@pytest.mark.parametrize(
+    ("source", "local"),
+    [
+        ("minilm", False),
+        ("owner/name", False),
+        (f"owner/{'n' * 5000}", False),
+        ("https://host:8443", False),
+        ("/models/llama", True),
+        ("./llama", True),
+        ("~/llama", True),
+        ("models/llama.gguf", True),
+        ("a/b/c", True),
+        ("no-such-preset", True),
+    ],
+)
+def test_an_encoder_is_local_unless_it_is_a_preset_a_name_on_the_hub_or_a_server(source: str, local: bool) -> None:
+    assert local_paths(EncoderSettings(source=source)) == (["source"] if local else [])
+
+
+def test_a_folder_that_is_called_like_a_name_on_the_hub_is_local(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert local_paths(EncoderSettings(source="owner/name")) == ["source"]
+
+
+def test_a_sections_own_words_are_not_hidden_behind_the_limits_of_a_field() -> None:
+    from confide.speech.corpora import An4Settings
+
+    value, problems = validate(TypeAdapter(An4Settings), {"share": 50}, "task.corpus")
+    assert value is None
+    assert problems == ["task.corpus.share=50: expected other than 50, whose complement would be itself; use 49 and 51"]
+    _, problems = validate(TypeAdapter(An4Settings), {"share": 0, "seed": True, "sub": 1})
+    assert problems == ["seed=True: expected a number at least 0 and below 9.22337e+18"]
+    _, problems = validate(TypeAdapter(An4Settings), {"share": 0, "sub": 1})
+    assert problems == [
+        "share=0: expected a number at least 1 and at most 99",
+        "sub: there is no such key; did you mean 'subset'?",
+    ]
