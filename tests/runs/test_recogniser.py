@@ -18,13 +18,13 @@ import typer
 from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
-from confide.commands.corpus import _kinds
 from confide.commands.speech import mount
 from confide.errors import UserError
 from confide.recipe import parse
 from confide.runs import folder
 from confide.runs.recogniser import evaluate, held_parameters, language_of, load_recogniser
 from confide.speech.corpora import CorpusSettings, read_corpus
+from confide.speech.corpora.choice import corpus_kinds
 from confide.speech.corpus import read_audio
 from confide.speech.transcribe import windows
 from confide.speech.voices import SyntheticSettings, synthetic_corpus
@@ -127,7 +127,7 @@ def files(learned: Learned, tmp_path: Path) -> dict[str, Path]:
 
 def test_the_language_of_a_corpus_follows_from_its_settings_alone(learned: Learned, tmp_path: Path) -> None:
     assert language_of(SyntheticSettings(language="fr")) == "fr"
-    without = {kind for kind, model in _kinds().items() if "language" not in model.model_fields}
+    without = {kind for kind, model in corpus_kinds().items() if "language" not in model.model_fields}
     assert without == {"librispeech", "an4", "audiomnist", "fsdd"}  # English, all of them
     given: Any = {"kind": "folder", "folder": learned.corpus, "language": "de"}
     settings: CorpusSettings = TypeAdapter(CorpusSettings).validate_python(given)

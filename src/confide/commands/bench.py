@@ -10,9 +10,14 @@ from typing import Annotated, Any
 
 import typer
 
+from confide.commands.options import Json
 from confide.errors import UserError
 
 SCALING = "scaling"
+
+
+def mount(app: typer.Typer) -> None:
+    app.command()(bench)
 
 
 def bench(
@@ -35,9 +40,7 @@ def bench(
     only: Annotated[
         str | None, typer.Option(help="Systems besides confide, with commas; for example pfl,fedjax. Default: all.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Time this project beside pfl, Flower, fedjax and plain PyTorch, in one run, round by round in turn.
 

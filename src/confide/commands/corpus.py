@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from confide.commands.options import Json
+from confide.commands.printing import counts, print_json, print_table
 from confide.errors import UserError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from confide.speech.corpora import CorpusSettings
-    from confide.speech.corpus import Corpus
     from confide.speech.statistics import Statistics
 
 app = typer.Typer(
@@ -30,6 +28,11 @@ app = typer.Typer(
 """,
 )
 
+
+def mount(parent: typer.Typer) -> None:
+    parent.add_typer(app, name="corpus")
+
+
 Kind = Annotated[str, typer.Argument(help="One of those that `confide corpus list` shows.", show_default=False)]
 Folder = Annotated[Path | None, typer.Option(help="Where it lies; else its usual name in the folder CONFIDE_DATA.")]
 Subset = Annotated[str | None, typer.Option(help="Which part: LS-960, dev-clean, train, test, CV-en-train-10 ...")]
@@ -42,9 +45,6 @@ Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Any other setting of the kind, as often as you like."),
 ]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
-]
 Picture = Annotated[Path | None, typer.Option("--figure", help="Write histograms over the speakers to this PNG file.")]
 Thorough = Annotated[
     bool, typer.Option("--thorough", help="Decode every file: finds those that break off in the middle.")
@@ -55,24 +55,25 @@ Shown = Annotated[int, typer.Option("--skipped", min=0, help="How many skipped u
 @app.command("list")
 def list_kinds(as_json: Json = False) -> None:
     """Which kinds of corpus there are, and what each of them can be given."""
-    kinds = _kinds()
-    if as_json:
-        described = {
-            kind: {"about": _about(model), "settings": {key: field.description for key, field in _fields(model)}}
-            for kind, model in kinds.items()
-        }
-        _print_json(described)
-        return
+    from confide.speech.corpora.choice import corpus_kinds, kind_settings
     from confide.speech.corpora.settings import SpeakerSettings
 
+    kinds = corpus_kinds()
+    if as_json:
+        described = {
+            kind: {"about": _about(model), "settings": {key: field.description for key, field in kind_settings(model)}}
+            for kind, model in kinds.items()
+        }
+        print_json(described)
+        return
     for kind, model in kinds.items():
         shared = SpeakerSettings.model_fields if issubclass(model, SpeakerSettings) else {}
         typer.echo(f"{kind}: {_about(model)}")
-        _show_settings([(key, field) for key, field in _fields(model) if key not in shared])
+        _show_settings([(key, field) for key, field in kind_settings(model) if key not in shared])
         typer.echo("")
     also = [kind for kind, model in kinds.items() if issubclass(model, SpeakerSettings)]
     typer.echo(f"Also for {', '.join(also)}:")
-    _show_settings(_fields(SpeakerSettings))
+    _show_settings(kind_settings(SpeakerSettings))
 
 
 @app.command()
@@ -94,27 +95,25 @@ def stats(
     Reads only the headers of the files, unless --thorough is given. Whatever cannot be used is counted and named:
     audio longer than 30 s (max_seconds), empty text, files that are missing, truncated or no audio.
     """
-    given = {"folder": folder, "subset": subset, "language": language, "share": share, "users": "iid" if iid else None}
-    document = {key: value for key, value in given.items() if value is not None}
-    for word in settings or []:
-        key, value = _setting(word)
-        document[key] = value
-    if figure is not None and figure.suffix.lower() != ".png":
-        raise UserError(f"--figure {figure}: expected a file whose name ends in .png")
-    corpus = _read(_checked(kind, document), thorough)
-
+    from confide.speech.corpora.choice import check_settings, parse_setting, read_with_bar
     from confide.speech.statistics import statistics
 
-    counts = statistics(corpus)
+    given = {"folder": folder, "subset": subset, "language": language, "share": share, "users": "iid" if iid else None}
+    document = {key: value for key, value in given.items() if value is not None}
+    document.update(parse_setting(word) for word in settings or [])
+    if figure is not None and figure.suffix.lower() != ".png":
+        raise UserError(f"--figure {figure}: expected a file whose name ends in .png")
+    corpus = read_with_bar(check_settings(kind, document), thorough)
+    measured = statistics(corpus)
     if figure is not None:
         from confide.report.figures.corpus import draw_corpora
 
-        draw_corpora(figure, [counts])
+        draw_corpora(figure, [measured])
     if as_json:
         left_out = [{"id": item.id, "reason": item.reason} for item in corpus.skipped]
-        _print_json({**counts.to_json(), "skipped_utterances": left_out})
+        print_json({**measured.to_json(), "skipped_utterances": left_out})
         return
-    _show(counts)
+    _show(measured)
     for item in corpus.skipped[:skipped]:
         typer.echo(f"  skipped {item.id}: {item.reason}")
     if len(corpus.skipped) > skipped:
@@ -129,113 +128,24 @@ def _show_settings(fields: list[tuple[str, Any]]) -> None:
         typer.echo(f"    {key} ({default}): {field.description}")
 
 
-def _kinds() -> dict[str, type[BaseModel]]:
-    from typing import get_args
-
-    from confide.speech.corpora import CorpusSettings
-
-    models = get_args(get_args(CorpusSettings)[0])
-    return {model.model_fields["kind"].default: model for model in models}
-
-
-def _checked(kind: str, document: dict[str, Any]) -> CorpusSettings:
-    """The settings of a kind, with every mistake in one message."""
-    from difflib import get_close_matches
-
-    from pydantic import ValidationError
-
-    kinds = _kinds()
-    if kind not in kinds:
-        close = get_close_matches(kind, kinds, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise UserError(f"no kind of corpus is called {kind!r}; expected one of {', '.join(kinds)}{hint}")
-    try:
-        settings: Any = kinds[kind].model_validate(document)
-    except ValidationError as error:
-        problems = "\n".join(f"  - {_explained(kinds[kind], kind, problem)}" for problem in error.errors())
-        raise UserError(f"these settings do not fit the corpus {kind}:\n{problems}") from None
-    return settings  # type: ignore[no-any-return]
-
-
-def _explained(model: type[BaseModel], kind: str, problem: Any) -> str:
-    where = ".".join(str(part) for part in problem["loc"]) or kind
-    if problem["type"] == "extra_forbidden":
-        return f"{where}: {kind} has no such setting; it has {', '.join(key for key, _ in _fields(model))}"
-    if problem["type"] == "missing":
-        return f"{where}: required ({model.model_fields[where].description})"
-    expected = problem["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    given = f"{where}={problem['input']}" if problem["loc"] else where
-    return f"{given}: expected {expected}"
-
-
-def _setting(word: str) -> tuple[str, Any]:
-    import yaml
-
-    from confide.recipe import read_yaml
-
-    key, equals, text = word.partition("=")
-    if not equals or not key.strip():
-        raise UserError(f"--set {word!r} is not of the form key=value")
-    try:
-        return key.strip(), read_yaml(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"--set {word!r}: the value is not valid YAML: {error}") from None
-
-
-def _read(settings: CorpusSettings, thorough: bool) -> Corpus:
-    """Read with a bar on a terminal; a large corpus has a million headers."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from confide.speech.corpora import read_corpus
-    from confide.speech.corpora.listing import verified
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("headers", total=None)
-
-        def said(done: int, total: int) -> None:
-            if done % 64 == 0 or done == total:
-                bar.update(task, completed=done, total=total)
-
-        corpus = read_corpus(settings, said)
-        if thorough:
-            bar.update(task, description="audio", completed=0)
-            corpus = verified(corpus, said)
-    return corpus
-
-
-def _show(counts: Statistics) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+def _show(measured: Statistics) -> None:
     from confide.speech.statistics import TABLE_2
 
-    title = f"{counts.name}: {counts.speakers:,} speakers, {counts.hours:,.2f} h, {counts.words:,} words"
-    table = Table(title=title)
-    for name in ("per speaker", "mean", "deviation", "min", "median", "max"):
-        table.add_column(name, justify="left" if name == "per speaker" else "right")
-    summaries = {"minutes": counts.minutes, "utterances": counts.samples, "words": counts.spoken}
+    summaries = {"minutes": measured.minutes, "utterances": measured.samples, "words": measured.spoken}
+    rows = []
     for name, own in summaries.items():
         values = (own.mean, own.deviation, own.minimum, own.median, own.maximum)
-        table.add_row(name, *(f"{value:,.2f}" for value in values))
-    paper = TABLE_2.get(counts.name)
+        rows.append((name, *(f"{value:,.2f}" for value in values)))
+    paper = TABLE_2.get(measured.name)
     if paper is not None:
         minutes = (f"{paper.mean:g}", f"{paper.deviation:g}", f"{paper.minimum:g}", "", f"{paper.maximum:,g}")
-        table.add_row("minutes, paper", *minutes)
-    Console(width=max(Console().width, 80)).print(table)
+        rows.append(("minutes, paper", *minutes))
+    title = f"{measured.name}: {measured.speakers:,} speakers, {measured.hours:,.2f} h, {measured.words:,} words"
+    print_table(("per speaker", "mean", "deviation", "min", "median", "max"), rows, title=title, width=80)
     if paper is not None:
         typer.echo(f"the paper has {paper.speakers:,} speakers and {paper.hours:,g} h")
-    reasons = ", ".join(f"{count:,} {kind}" for kind, count in counts.skipped.items())
-    left_out = sum(counts.skipped.values())
-    typer.echo(f"{counts.utterances:,} utterances used, {left_out:,} skipped{f' ({reasons})' if reasons else ''}")
-
-
-def _fields(model: type[BaseModel]) -> list[tuple[str, Any]]:
-    """A kind's own settings first, what all kinds have last."""
-    own = model.__annotations__
-    fields = [(key, field) for key, field in model.model_fields.items() if key != "kind"]
-    return sorted(fields, key=lambda item: item[0] not in own)
+    left_out, reasons = sum(measured.skipped.values()), counts(measured.skipped)
+    typer.echo(f"{measured.utterances:,} utterances used, {left_out:,} skipped{f' ({reasons})' if reasons else ''}")
 
 
 def _about(model: type[BaseModel]) -> str:
@@ -244,8 +154,3 @@ def _about(model: type[BaseModel]) -> str:
 
 def _plain(value: Any) -> str:
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _print_json(document: Any) -> None:
-    json.dump(document, sys.stdout, indent=2, allow_nan=False)
-    print()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -12,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from confide.commands.options import Json
+from confide.commands.printing import print_json
 from confide.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,9 +31,9 @@ app = typer.Typer(
 """,
 )
 
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
-]
+
+def mount(parent: typer.Typer) -> None:
+    parent.add_typer(app, name="encoder")
 
 
 @app.command("list")
@@ -41,7 +42,7 @@ def list_presets(as_json: Json = False) -> None:
     from confide.encoders.presets import PRESETS
 
     if as_json:
-        _print_json(
+        print_json(
             {
                 name: {
                     "model": chosen.model,
@@ -80,7 +81,7 @@ def get(
         print(f"fetching {', '.join(chosen.packages)} with {chosen.client} ({chosen.megabytes} MB)", file=sys.stderr)
     folder = install(chosen)
     if as_json:
-        _print_json({"folder": str(folder), "origin": origin(folder)})
+        print_json({"folder": str(folder), "origin": origin(folder)})
         return
     typer.echo(f"{name} is in {folder}")
     typer.echo(f"  {chosen.model}, {chosen.licence}, from {chosen.client}: {', '.join(chosen.packages)}")
@@ -124,7 +125,7 @@ def describe(
         "origin": note,
     }
     if as_json:
-        _print_json(facts)
+        print_json(facts)
         return
     typer.echo(f"{source}: {facts['type']}, {facts['kind']}, {facts['blocks']} blocks, {facts['width']} wide")
     context = "no limit" if encoder.context is None else f"{encoder.context:,} tokens"
@@ -144,7 +145,7 @@ def _describe_served(source: str, as_json: bool) -> None:
 
     about = RemoteEncoder(EncoderSettings(source=source)).about
     if as_json:
-        _print_json({"source": source, **about.model_dump()})
+        print_json({"source": source, **about.model_dump()})
         return
     kind = "causal" if about.causal else "masked"
     context = "no limit" if about.context is None else f"{about.context:,} tokens"
@@ -238,8 +239,3 @@ def _access_tokens(file: Path | None) -> list[str]:
     if others and os.name == "posix":
         print(f"others on this machine can read {file}; chmod 600 would keep the access tokens secret", file=sys.stderr)
     return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
-
-
-def _print_json(document: Any) -> None:
-    json.dump(document, sys.stdout, indent=2, allow_nan=False)
-    print()

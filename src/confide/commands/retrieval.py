@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from confide.commands.options import Json
+from confide.commands.printing import counts, ends, percent, print_json, print_table
 from confide.errors import UserError
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from confide.retrieval.metrics import ClassScore
     from confide.runs.library import Evaluation, Found, Library
 
-_FEW = 4  # classes shown at either end
 _WIDTH = 200  # characters of a document on the terminal
 _TOKEN_VARIABLE = "CONFIDE_GENERATOR_TOKEN"
 
@@ -27,9 +27,6 @@ Query = Annotated[str, typer.Argument(help="What is looked for.", show_default=F
 Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="With a recipe: change one value; may be repeated."),
-]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
 ]
 
 
@@ -55,15 +52,9 @@ def retrieve(
     library = _open(run, settings or [], quiet=as_json)
     found = library.find(query, k)
     if as_json:
-        _print_json(
-            {
-                "query": query,
-                "run": str(run),
-                "method": library.method,
-                "score": library.scale,
-                "documents": [each.to_json() for each in found],
-            }
-        )
+        documents = [each.to_json() for each in found]
+        about = {"query": query, "run": str(run), "method": library.method, "score": library.scale}
+        print_json({**about, "documents": documents}, escape=False)
         return
     for each in found:
         print(f"{each.rank}. {each.score:.4f}  {_named(each)}")
@@ -111,15 +102,9 @@ def answer(
     pieces = _show_piece if shown else _keep_silent
     text = generator.answer(prompt(query, [each.document for each in found]), pieces)
     if as_json:
-        _print_json(
-            {
-                "query": query,
-                "run": str(run),
-                "generator": generator.name,
-                "answer": text,
-                "sources": [each.to_json() for each in found],
-            }
-        )
+        sources = [each.to_json() for each in found]
+        about = {"query": query, "run": str(run), "generator": generator.name, "answer": text}
+        print_json({**about, "sources": sources}, escape=False)
         return
     print("" if shown else text)
     print(f"\nsources ({library.method}; answer by {generator.name}):")
@@ -190,54 +175,29 @@ def _named(found: Found) -> str:
 
 
 def show(run: Path, found: Evaluation) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+    """Print how well a retriever finds documents, and the classes that it finds least and most often."""
     scores = found.scores
-    table = Table(title=f"{run} on {found.corpus}, {found.method}")
-    for name in ("", "%", f"{100 * scores.level:g} % interval"):
-        table.add_column(name, justify="right" if name else "left")
-    table.add_row("top 1", f"{100 * scores.top_1:.2f}", f"{100 * scores.low:.2f} to {100 * scores.high:.2f}")
+    rows = [("top 1", percent(scores.top_1, 2), f"{percent(scores.low, 2)} to {percent(scores.high, 2)}")]
     if scores.k > 1:
-        table.add_row(f"top {scores.k}", f"{100 * scores.top_k:.2f}", "")
-    for name, value in (
-        ("mean reciprocal rank", scores.mrr),
-        ("nDCG@10", scores.ndcg_10),
-        ("top 1, mean over classes", scores.macro_top_1),
-    ):
-        table.add_row(name, f"{100 * value:.2f}", "")
-    console = Console(width=max(Console().width, 80))
-    console.print(table)
-    console.print(_class_table(scores.per_class, scores.k))
-    left = ", ".join(f"{count:,} {reason}" for reason, count in found.left_out.items())
+        rows.append((f"top {scores.k}", percent(scores.top_k, 2), ""))
+    means = {
+        "mean reciprocal rank": scores.mrr,
+        "nDCG@10": scores.ndcg_10,
+        "top 1, mean over classes": scores.macro_top_1,
+    }
+    rows += [(name, percent(value, 2), "") for name, value in means.items()]
+    title = f"{run} on {found.corpus}, {found.method}"
+    print_table(("", "%", f"{100 * scores.level:g} % interval"), rows, title=title, width=80)
+    ordered = sorted(scores.per_class, key=lambda own: (own.top_1, own.top_k, own.name))
+    columns = ("document or class", "top 1 %", f"top {scores.k} %", "queries")
+    print_table(columns, ends([_row(own) for own in ordered]), width=80)
+    left = counts(found.left_out)
     print(
         f"{scores.queries:,} test queries, {found.documents:,} documents, loss {found.loss:.4g}"
         + (f"; left out: {left}" if left else "")
     )
 
 
-def _class_table(classes: tuple[ClassScore, ...], k: int) -> Any:
-    """The worst and the best few; all of them where they are few."""
-    from rich.table import Table
-
-    table = Table()
-    for name in ("document or class", "top 1 %", f"top {k} %", "queries"):
-        table.add_column(name, justify="left" if name.startswith("document") else "right", overflow="ellipsis")
-    ordered = sorted(classes, key=lambda own: (own.top_1, own.top_k, own.name))
-    cut = len(ordered) > 2 * _FEW + 1
-    for own in ordered[:_FEW] if cut else ordered:
-        table.add_row(*_row(own))
-    if cut:
-        table.add_row(f"... {len(ordered) - 2 * _FEW:,} more ...", "", "", "")
-        for own in ordered[-_FEW:]:
-            table.add_row(*_row(own))
-    return table
-
-
 def _row(own: ClassScore) -> tuple[str, ...]:
     name = own.name if len(own.name) <= 60 else f"{own.name[:57]}..."
-    return name, f"{100 * own.top_1:.1f}", f"{100 * own.top_k:.1f}", f"{own.queries:,}"
-
-
-def _print_json(document: Any) -> None:
-    print(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+    return name, percent(own.top_1, 1), percent(own.top_k, 1), f"{own.queries:,}"

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from confide.commands import retrieval as retrieval_commands
+from confide.commands.options import Json
+from confide.commands.printing import counts, ends, percent, print_json, print_table
 from confide.errors import UserError
 
 if TYPE_CHECKING:
     from confide.recipe import Recipe
-    from confide.runs.recogniser import Evaluation, Speaker
+    from confide.runs.recogniser import Evaluation
     from confide.speech.corpora import CorpusSettings
-    from confide.speech.corpus import Corpus
     from confide.speech.settings import SpeechSettings
     from confide.speech.transcribe import Transcript
 
-_FEW = 4  # speakers shown at either end
 _ENDINGS = {"text": ".txt", "json": ".json", "srt": ".srt"}
 
 Folder = Annotated[Path, typer.Argument(help="The folder of a finished run.")]
@@ -46,9 +46,6 @@ Arpa = Annotated[
 ]
 Format = Annotated[Literal["text", "json", "srt"], typer.Option("--format", help="How a transcript is written.")]
 Out = Annotated[Path | None, typer.Option(help="Write each transcript to a file in this folder; never over another.")]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
-]
 
 
 def mount(app: typer.Typer) -> None:
@@ -72,7 +69,7 @@ def evaluate(
     """
     found = evaluation(run, corpus, settings or [], language_model, quiet=as_json)
     if as_json:
-        _print_json(found.document)
+        print_json(found.document, escape=False)
     else:
         found.show()
 
@@ -122,13 +119,9 @@ def transcribe(
             _print(path, transcript, form, len(files) > 1)
     seconds, audio = time.perf_counter() - began, sum(transcript.seconds for _, transcript in done)
     if as_json:
-        _print_json({
-            "files": [_document(path, transcript) for path, transcript in done],
-            "failed": failed,
-            "decoder": recogniser.decoder,
-            "audio_seconds": round(audio, 3),
-            "seconds": round(seconds, 3),
-        })  # fmt: skip
+        written = [_document(path, transcript) for path, transcript in done]
+        took = {"audio_seconds": round(audio, 3), "seconds": round(seconds, 3)}
+        print_json({"files": written, "failed": failed, "decoder": recogniser.decoder, **took}, escape=False)
     elif done:
         print(f"{audio:.1f} s of audio in {seconds:.1f} s: {audio / seconds:.0f} times real time", file=sys.stderr)
     if failed:
@@ -169,13 +162,14 @@ def _evaluated_speech(
     run: Path, recipe: Recipe, kind: str | None, words: list[str], language_model: Path | None, quiet: bool
 ) -> Evaluated:
     from confide.runs import recogniser as use
+    from confide.speech.corpora.choice import read_with_bar
 
     task = use.speech_of(run, recipe)
     settings = _corpus_settings(task, kind, words)
     with _no_notes():
         recogniser = use.load_recogniser(run, language_model)
     recogniser.check_language(use.language_of(settings), settings.kind)
-    found = use.evaluate(recogniser, _read(settings), recipe.run.seed, task.cache, quiet=quiet)
+    found = use.evaluate(recogniser, read_with_bar(settings), recipe.run.seed, task.cache, quiet=quiet)
     return Evaluated({"task": "speech", "run": str(run), **found.to_json()}, lambda: _show(run, found))
 
 
@@ -203,63 +197,33 @@ def _evaluated_task(run: Path, recipe: Recipe) -> Evaluated:
 
 def _corpus_settings(task: SpeechSettings, kind: str | None, words: list[str]) -> CorpusSettings:
     """The recipe's test corpus or one of another kind, with what --set says, checked as `confide corpus` does."""
-    from confide.commands.corpus import _checked, _setting
+    from confide.speech.corpora.choice import check_settings, parse_setting
 
     document: dict[str, Any] = {} if kind is not None else task.test.model_dump(exclude={"kind"})
-    document.update(_setting(word) for word in words)
-    return _checked(kind or task.test.kind, document)
-
-
-def _read(settings: CorpusSettings) -> Corpus:
-    from confide.commands.corpus import _read
-
-    return _read(settings, thorough=False)
+    document.update(parse_setting(word) for word in words)
+    return check_settings(kind or task.test.kind, document)
 
 
 def _show(run: Path, found: Evaluation) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"{run} on {found.corpus}, {found.decoder}")
-    for name in ("", "%", "95 % interval", "errors", "of"):
-        table.add_column(name, justify="right" if name else "left")
+    rows = []
     for name, unit, rate in (
         ("word error rate", "words", found.scores.wer),
         ("character error rate", "characters", found.scores.cer),
     ):
-        interval = f"{100 * rate.low:.1f} to {100 * rate.high:.1f}"
-        table.add_row(name, f"{100 * rate.value:.2f}", interval, f"{rate.errors:,}", f"{rate.total:,} {unit}")
-    console = Console(width=max(Console().width, 80))
-    console.print(table)
-    console.print(_speaker_table(found.speakers))
-    skipped = sum(found.skipped_by_reason.values())
-    reasons = ", ".join(f"{count:,} {kind}" for kind, count in found.skipped_by_reason.items())
+        interval = f"{percent(rate.low, 1)} to {percent(rate.high, 1)}"
+        rows.append((name, percent(rate.value, 2), interval, f"{rate.errors:,}", f"{rate.total:,} {unit}"))
+    title = f"{run} on {found.corpus}, {found.decoder}"
+    print_table(("", "%", "95 % interval", "errors", "of"), rows, title=title, width=80)
+    speakers = [
+        (each.name, percent(each.wer, 1), percent(each.cer, 1), f"{each.utterances:,}", f"{each.words:,}")
+        for each in found.speakers
+    ]
+    print_table(("speaker", "WER %", "CER %", "utterances", "words"), ends(speakers), width=80)
+    skipped, reasons = sum(found.skipped_by_reason.values()), counts(found.skipped_by_reason)
     print(
         f"{len(found.speakers):,} speakers, {found.scores.utterances:,} utterances, {found.scores.wer.total:,} words; "
         f"{skipped:,} utterances skipped{f' ({reasons}); --json names them' if reasons else ''}"
     )
-
-
-def _speaker_table(speakers: tuple[Speaker, ...]) -> Any:
-    """The worst and the best few; all of them where they are few."""
-    from rich.table import Table
-
-    table = Table()
-    for name in ("speaker", "WER %", "CER %", "utterances", "words"):
-        table.add_column(name, justify="left" if name == "speaker" else "right")
-    cut = len(speakers) > 2 * _FEW + 1
-    for speaker in speakers[:_FEW] if cut else speakers:
-        table.add_row(*_row(speaker))
-    if cut:
-        table.add_row(f"... {len(speakers) - 2 * _FEW:,} more ...", "", "", "", "")
-        for speaker in speakers[-_FEW:]:
-            table.add_row(*_row(speaker))
-    return table
-
-
-def _row(speaker: Speaker) -> tuple[str, ...]:
-    rates = (f"{100 * speaker.wer:.1f}", f"{100 * speaker.cer:.1f}")
-    return (speaker.name, *rates, f"{speaker.utterances:,}", f"{speaker.words:,}")
 
 
 @contextmanager
@@ -318,7 +282,3 @@ def _document(path: Path, transcript: Transcript) -> dict[str, Any]:
     from confide.speech.transcribe import as_json
 
     return {"file": str(path), **json.loads(as_json(transcript))}
-
-
-def _print_json(document: Any) -> None:
-    print(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))

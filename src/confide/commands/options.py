@@ -1,0 +1,42 @@
+"""Arguments and options that several commands share, and how a list of numbers in one of them is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from confide.commands.completion import recipe_names
+from confide.errors import UserError
+
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
+]
+Folder = Annotated[Path, typer.Argument(help="The folder of a run.")]
+Workers = Annotated[int, typer.Option(min=1, help="Processes that train users. The result does not depend on it.")]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one value of the recipe; may be repeated."),
+]
+N = TypeVar("N", int, float)
+
+
+def recipe_argument(help: str) -> Any:
+    """An argument that names a recipe; the Tab key offers the shipped ones."""
+    return typer.Argument(help=help, autocompletion=recipe_names)
+
+
+RecipeName = Annotated[str, recipe_argument("Name of a shipped recipe (`confide recipe list`) or path of a YAML file.")]
+
+
+def parse_numbers(option: str, text: str, kind: type[N], fits: Callable[[list[N]], bool], expected: str) -> list[N]:
+    """The numbers in an option such as `--epsilons 5,1.5`, refused unless they fit."""
+    try:
+        numbers = [kind(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or not fits(numbers):
+        raise UserError(f"--{option} {text!r}: expected {expected}")
+    return numbers
