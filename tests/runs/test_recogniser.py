@@ -22,9 +22,9 @@ from confide.commands.speech import mount
 from confide.errors import UserError
 from confide.recipe import parse
 from confide.runs import folder
+from confide.runs.corpus_choice import corpus_kinds
 from confide.runs.recogniser import evaluate, held_parameters, language_of, load_recogniser
 from confide.speech.corpora import CorpusSettings, read_corpus
-from confide.speech.corpora.choice import corpus_kinds
 from confide.speech.corpus import read_audio
 from confide.speech.transcribe import windows
 from confide.speech.voices import SyntheticSettings, synthetic_corpus

@@ -55,13 +55,16 @@ Shown = Annotated[int, typer.Option("--skipped", min=0, help="How many skipped u
 @app.command("list")
 def list_kinds(as_json: Json = False) -> None:
     """Which kinds of corpus there are, and what each of them can be given."""
-    from confide.speech.corpora.choice import corpus_kinds, kind_settings
+    from confide.runs.corpus_choice import corpus_kinds, own_fields_first
     from confide.speech.corpora.settings import SpeakerSettings
 
     kinds = corpus_kinds()
     if as_json:
         described = {
-            kind: {"about": _about(model), "settings": {key: field.description for key, field in kind_settings(model)}}
+            kind: {
+                "about": _about(model),
+                "settings": {key: field.description for key, field in own_fields_first(model)},
+            }
             for kind, model in kinds.items()
         }
         print_json(described)
@@ -69,11 +72,11 @@ def list_kinds(as_json: Json = False) -> None:
     for kind, model in kinds.items():
         shared = SpeakerSettings.model_fields if issubclass(model, SpeakerSettings) else {}
         typer.echo(f"{kind}: {_about(model)}")
-        _show_settings([(key, field) for key, field in kind_settings(model) if key not in shared])
+        _show_settings([(key, field) for key, field in own_fields_first(model) if key not in shared])
         typer.echo("")
     also = [kind for kind, model in kinds.items() if issubclass(model, SpeakerSettings)]
     typer.echo(f"Also for {', '.join(also)}:")
-    _show_settings(kind_settings(SpeakerSettings))
+    _show_settings(own_fields_first(SpeakerSettings))
 
 
 @app.command()
@@ -95,7 +98,7 @@ def stats(
     Reads only the headers of the files, unless --thorough is given. Whatever cannot be used is counted and named:
     audio longer than 30 s (max_seconds), empty text, files that are missing, truncated or no audio.
     """
-    from confide.speech.corpora.choice import check_settings, parse_setting, read_with_bar
+    from confide.runs.corpus_choice import check_corpus, parse_setting, read_with_bar
     from confide.speech.statistics import statistics
 
     given = {"folder": folder, "subset": subset, "language": language, "share": share, "users": "iid" if iid else None}
@@ -103,7 +106,7 @@ def stats(
     document.update(parse_setting(word) for word in settings or [])
     if figure is not None and figure.suffix.lower() != ".png":
         raise UserError(f"--figure {figure}: expected a file whose name ends in .png")
-    corpus = read_with_bar(check_settings(kind, document), thorough)
+    corpus = read_with_bar(check_corpus(kind, document), thorough)
     measured = statistics(corpus)
     if figure is not None:
         from confide.report.figures.corpus import draw_corpora

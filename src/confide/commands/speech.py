@@ -162,7 +162,7 @@ def _evaluated_speech(
     run: Path, recipe: Recipe, kind: str | None, words: list[str], language_model: Path | None, quiet: bool
 ) -> Evaluated:
     from confide.runs import recogniser as use
-    from confide.speech.corpora.choice import read_with_bar
+    from confide.runs.corpus_choice import read_with_bar
 
     task = use.speech_of(run, recipe)
     settings = _corpus_settings(task, kind, words)
@@ -197,11 +197,11 @@ def _evaluated_task(run: Path, recipe: Recipe) -> Evaluated:
 
 def _corpus_settings(task: SpeechSettings, kind: str | None, words: list[str]) -> CorpusSettings:
     """The recipe's test corpus or one of another kind, with what --set says, checked as `confide corpus` does."""
-    from confide.speech.corpora.choice import check_settings, parse_setting
+    from confide.runs.corpus_choice import check_corpus, parse_setting
 
     document: dict[str, Any] = {} if kind is not None else task.test.model_dump(exclude={"kind"})
     document.update(parse_setting(word) for word in words)
-    return check_settings(kind or task.test.kind, document)
+    return check_corpus(kind or task.test.kind, document)
 
 
 def _show(run: Path, found: Evaluation) -> None:
