@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated, NoReturn
 
 import typer
@@ -28,7 +26,7 @@ from confide.commands import (
     train,
     ui,
 )
-from confide.engines.ranks import LostRank, dismiss, place
+from confide.engines.ranks import LostRank
 from confide.errors import Stopped, UserError, explained
 
 _STOPPED = "stopped at once; go on from the last checkpoint with `confide resume`"
@@ -83,7 +81,7 @@ def _options(
 def main() -> None:
     """Run the command line: 2 for the user's mistakes, 130 for a stop, a traceback only for defects."""
     try:
-        with _first_of_ranks():
+        with train.rank_0_alone(sys.argv[1:2]):
             code = app(standalone_mode=False)
     except UserError as error:
         _fail(str(error), 2)
@@ -114,23 +112,6 @@ def main() -> None:
     if code == 130:  # what typer makes of Ctrl-C
         _fail(_STOPPED, 130)
     sys.exit(code if isinstance(code, int) else 0)
-
-
-@contextmanager
-def _first_of_ranks() -> Iterator[None]:
-    """Let rank 0 alone do what is inside. The other ranks train for it where they can, and end with it."""
-    here, shared = place(), sys.argv[1:2] in (["train"], ["resume"])
-    if here is not None and here.rank > 0:
-        if not shared:
-            sys.exit(0)
-        from confide.engines.distributed import follow
-
-        sys.exit(follow(here))
-    try:
-        yield
-    finally:
-        if here is not None and here.ranks > 1 and shared:
-            dismiss(here)
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +12,6 @@ from confide.commands.printing import counts, ends, percent, print_json, print_t
 from confide.errors import UserError
 
 if TYPE_CHECKING:
-    from confide.retrieval.generation import Generator
     from confide.retrieval.metrics import ClassScore
     from confide.runs.library import Evaluation, Found, Library
 
@@ -92,15 +90,17 @@ def answer(
 
     Example: `confide answer runs/desk "why is my fridge so loud?" --url http://localhost:8080/v1 --model llama`
     """
-    from confide.retrieval.generation import prompt
+    from confide.retrieval.generation import Generator, LocalModel, chat_server, prompt
 
     shown = stream and not as_json
-    generator = None if url is None else _server(url, model, token_variable, shown, max_tokens, timeout)
+    generator: Generator | None = None
+    if url is not None:  # refused, if it is wrong, before the run is opened
+        generator = chat_server(url, model, token_variable, stream=shown, max_tokens=max_tokens, seconds=timeout)
     library = _open(run, settings or [], quiet=as_json)
     found = library.find(query, k)
-    generator = generator or _local(model, max_tokens)
-    pieces = _show_piece if shown else _keep_silent
-    text = generator.answer(prompt(query, [each.document for each in found]), pieces)
+    generator = generator or LocalModel(model or "smollm2", max_tokens)
+    emit = _show_piece if shown else _keep_silent
+    text = generator.answer(prompt(query, [each.document for each in found]), emit)
     if as_json:
         sources = [each.to_json() for each in found]
         about = {"query": query, "run": str(run), "generator": generator.name, "answer": text}
@@ -146,21 +146,8 @@ def _open(place: Path, overrides: list[str], quiet: bool) -> Library:
     return open_run(place, quiet)
 
 
-def _server(url: str, model: str | None, variable: str, stream: bool, tokens: int, seconds: float) -> Generator:
-    from confide.retrieval.generation import chat_server
-
-    return chat_server(url, model, variable, stream=stream, max_tokens=tokens, seconds=seconds)
-
-
-def _local(model: str | None, tokens: int) -> Generator:
-    from confide.retrieval.generation import LocalModel
-
-    return LocalModel(model or "smollm2", tokens)
-
-
 def _show_piece(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    print(text, end="", flush=True)
 
 
 def _keep_silent(text: str) -> None:

@@ -1,7 +1,10 @@
-"""`confide train`, `resume` and `demo`: making runs."""
+"""`confide train`, `resume` and `demo`: making runs, also over the ranks that torchrun starts."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +12,7 @@ import typer
 
 from confide.commands.options import Folder, Json, RecipeName, Sets, Workers
 from confide.commands.printing import print_json, print_summary
-from confide.engines.ranks import Place, place
+from confide.engines.ranks import Place, dismiss, place
 from confide.errors import UserError
 
 
@@ -73,6 +76,23 @@ def resume(run: Folder, workers: Workers = 1, as_json: Json = False) -> None:
     from confide.runs import folder
 
     print_summary(folder.resume(run, workers, as_json, _rank(workers)), run, as_json)
+
+
+@contextmanager
+def rank_0_alone(command: list[str]) -> Iterator[None]:
+    """Let rank 0 alone do what is inside; the other ranks train for it where the command trains, and end with it."""
+    here, trains = place(), command in (["train"], ["resume"])
+    if here is not None and here.rank > 0:
+        if not trains:
+            sys.exit(0)
+        from confide.engines.distributed import follow
+
+        sys.exit(follow(here))
+    try:
+        yield
+    finally:
+        if here is not None and here.ranks > 1 and trains:
+            dismiss(here)
 
 
 def _rank(workers: int) -> Place | None:
