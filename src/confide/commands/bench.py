@@ -1,4 +1,4 @@
-"""`confide bench`: this project beside others, on made-up workloads. Heavy imports happen only where they are used."""
+"""`confide bench`: this project beside others, on made-up workloads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def bench(
         typer.Option(help="Where `benchmarks/setup_peers.sh FOLDER` made the environments of pfl, Flower, fedjax."),
     ] = Path(".peers"),
     rounds: Annotated[int, typer.Option(min=1, help="Measured rounds of each candidate.")] = 20,
-    warm_up: Annotated[int, typer.Option(min=0, help="Rounds before them that do not count.")] = 3,
+    warm_up: Annotated[int, typer.Option(min=0, help="Rounds before the measured ones; they do not count.")] = 3,
     parameters: Annotated[
         int, typer.Option(min=1000, help="C and scaling: parameters of the largest model.")
     ] = 255_000_000,

@@ -1,4 +1,4 @@
-"""`confide corpus`: what there is to train on, and how much each speaker says. Heavy imports only where used."""
+"""`confide corpus`: what there is to train on, and how much each speaker says."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def mount(parent: typer.Typer) -> None:
 
 
 Kind = Annotated[str, typer.Argument(help="One of those that `confide corpus list` shows.", show_default=False)]
-Folder = Annotated[Path | None, typer.Option(help="Where it lies; else its usual name in the folder CONFIDE_DATA.")]
+Folder = Annotated[Path | None, typer.Option(help="Its folder; without it, its usual name in the folder CONFIDE_DATA.")]
 Subset = Annotated[str | None, typer.Option(help="Which part: LS-960, dev-clean, train, test, CV-en-train-10 ...")]
 Lang = Annotated[str | None, typer.Option("--language", help="en, fr or de, where a corpus has more than one.")]
 Share = Annotated[
-    int | None, typer.Option(help="Percent of the speakers; N and 100 - N have no speaker in common, and miss none.")
+    int | None, typer.Option(help="Percent of the speakers; shares N and 100 - N split them without overlap.")
 ]
 Iid = Annotated[bool, typer.Option("--iid", help="The control: give each utterance to a user drawn uniformly.")]
 Sets = Annotated[

@@ -1,4 +1,4 @@
-"""`confide deploy`: a server and clients on real machines, over Flower. Heavy imports only where they are used."""
+"""`confide deploy`: a server and clients on real machines, over Flower."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def server(
         typer.Option(min=0, max=1, help="Share of a round's cohort that must answer; below it nothing is released."),
     ] = 0.5,
     tries: Annotated[int, typer.Option(min=1, help="How often a step is tried before the run stops.")] = 3,
-    wait_for: Annotated[int, typer.Option(min=1, help="Begin when so many users are here.")] = 1,
+    wait_for: Annotated[int, typer.Option(min=1, help="Begin once this many users are connected.")] = 1,
     users: Annotated[int | None, typer.Option(min=1, help="With --plain: the number of users.")] = None,
     plain: Plain = False,
     set_: Sets = None,
@@ -79,7 +79,7 @@ def server(
 ) -> None:
     """Run a recipe over clients on other machines.
 
-    The server samples, bounds what arrives again, adds noise, steps, and keeps ledger and checkpoints. A round closes
+    The server samples, bounds again what arrives, adds noise, steps, and keeps ledger and checkpoints. A round closes
     with those who answered by the deadline; the sum is divided by the expected cohort and gets its whole noise all the
     same. Ctrl-C stops after the step; the same command, or --resume RUN, goes on.
     """
@@ -127,7 +127,7 @@ def client(
     state: Annotated[
         Path | None, typer.Option(help="For privacy.trust local: where this client keeps its own privacy ledger.")
     ] = None,
-    patience: Annotated[float, typer.Option(min=0, help="Seconds to wait for a server that is away.")] = 3600,
+    patience: Annotated[float, typer.Option(min=0, help="Seconds to keep trying a server that is away.")] = 3600,
     plain: Plain = False,
     set_: Sets = None,
 ) -> None:

@@ -19,9 +19,9 @@ def diagnose(
     run: Annotated[Path, typer.Argument(help="The folder of a run that has reached a checkpoint; finished or not.")],
     users: Annotated[int, typer.Option(min=2, help="How many users to probe. More is slower and surer.")] = 16,
     draws: Annotated[
-        int, typer.Option(min=1, help="How often each one trains, on other batches: at least 2 to see what batches do.")
+        int, typer.Option(min=1, help="How often each user trains, on other batches; 2 or more show what batches do.")
     ] = 2,
-    seed: Annotated[int, typer.Option(min=0, help="Which users, and which batches.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed that draws the users and the batches.")] = 0,
     as_json: Json = False,
 ) -> None:
     """What holds a run back, tensor by tensor, and what to change.

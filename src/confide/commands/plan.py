@@ -1,4 +1,4 @@
-"""`confide plan`: what a guarantee takes, asked in every direction. Heavy imports happen only where they are used."""
+"""`confide plan`: what a guarantee takes, asked in every direction."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ S = Annotated[
 Cohort = Annotated[int, typer.Option(help="Expected number of users in a round.")]
 Population = Annotated[int, typer.Option(help="All users who may be drawn.")]
 Rounds = Annotated[int, typer.Option(help="Central steps.")]
-Delta = Annotated[float, typer.Option(help="At most 1 / population is wise.")]
-Target = Annotated[float, typer.Option("--target-epsilon", help="Never exceeded by the answer.")]
-Accountant = Annotated[By, typer.Option(help="The one that searches; epsilon is always stated by both.")]
+Delta = Annotated[float, typer.Option(help="The guarantee's delta; choose at most 1 / population.")]
+Target = Annotated[float, typer.Option("--target-epsilon", help="The largest epsilon allowed.")]
+Accountant = Annotated[By, typer.Option(help="The accountant that searches; epsilon is always stated by both.")]
 
 
 @app.command()
@@ -65,7 +65,7 @@ def epsilon(
     accountant: Accountant = By.pld,
     as_json: Json = False,
 ) -> None:
-    """What so many rounds spend."""
+    """The epsilon that a number of rounds spends."""
     from confide.privacy import planner
 
     noise = planner.Noise(noise_multiplier, noise_per_user)
@@ -145,14 +145,14 @@ def rounds(
 @app.command()
 def extrapolate(
     target: Target = 10.0,
-    cohort: Annotated[int | None, typer.Option(help="Of the small run; without it: PFL-ASR's Table 1.")] = None,
+    cohort: Annotated[int | None, typer.Option(help="Of the small run; none: show PFL-ASR's Table 1.")] = None,
     population: Annotated[int | None, typer.Option(help="Of the small run.")] = None,
     rounds: Rounds = 2000,
     delta: Delta = 1e-9,
     noise_multiplier: Z = None,
     noise_per_user: S = None,
-    cohort_factors: Annotated[str, typer.Option(help="Scale S by these, and K with it.")] = "1,10,100",
-    population_factors: Annotated[str, typer.Option(help="Scale K by these on top.")] = "1,10",
+    cohort_factors: Annotated[str, typer.Option(help="Multiply cohort and population by each.")] = "1,10,100",
+    population_factors: Annotated[str, typer.Option(help="Multiply the population further by each.")] = "1,10",
     accountant: Accountant = By.pld,
     as_json: Json = False,
 ) -> None:
@@ -191,7 +191,7 @@ def curve(
     noise_multiplier: Z = None,
     noise_per_user: S = None,
     out: Annotated[Path | None, typer.Option(help="A PNG file for the four curves.")] = None,
-    points: Annotated[int, typer.Option(min=3, max=99, help="On each curve.")] = 9,
+    points: Annotated[int, typer.Option(min=3, max=99, help="Points on each curve.")] = 9,
     as_json: Json = False,
 ) -> None:
     """Epsilon against rounds, noise, cohort and population around a point, by both accountants."""

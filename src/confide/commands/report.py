@@ -1,4 +1,4 @@
-"""`confide report`, `compare` and `watch`: looking at runs. Heavy imports happen only where they are used."""
+"""`confide report`, `compare` and `watch`: looking at runs."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def demo(
 
 
 def resume(run: Folder, workers: Workers = 1, as_json: Json = False) -> None:
-    """Go on with a run that was stopped or killed. It ends exactly as if it had not been.
+    """Go on with a run that was stopped or killed. It ends exactly as if it had never stopped.
 
     The number of workers, or of ranks (`torchrun ... -m confide resume RUN`), need not be that of the start.
     """
