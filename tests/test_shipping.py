@@ -17,7 +17,7 @@ import pytest
 
 import confide
 from confide import errors
-from confide.commands.completion import recipe_names
+from confide.commands.options import recipe_names
 from confide.errors import UserError
 
 Command = Callable[..., tuple[int, str, str]]

@@ -18,7 +18,8 @@ import typer
 from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
-from confide.commands.speech import mount
+from confide.commands import evaluate as evaluate_command
+from confide.commands import transcribe as transcribe_command
 from confide.errors import UserError
 from confide.recipe import parse
 from confide.runs import folder
@@ -50,7 +51,8 @@ class Called:
 def call(*words: object) -> Called:
     """`confide ...`; the errors that the command line would print come as exceptions."""
     app = typer.Typer()
-    mount(app)
+    evaluate_command.mount(app)
+    transcribe_command.mount(app)
     result = CliRunner().invoke(app, [str(word) for word in words], standalone_mode=False)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -402,7 +404,8 @@ def test_a_language_model_decides_which_words_can_be_heard(
 
 
 def test_the_commands_do_not_load_what_help_does_not_need(run_python: Callable[[str], str]) -> None:
-    loaded = run_python("import sys, confide.commands.speech; print('torch' in sys.modules, 'jiwer' in sys.modules)")
+    modules = "confide.commands.evaluate, confide.commands.transcribe"
+    loaded = run_python(f"import sys, {modules}; print('torch' in sys.modules, 'jiwer' in sys.modules)")
     assert loaded.split() == ["False", "False"]
 
 

@@ -1,4 +1,4 @@
-"""`confide bench`: this project beside others, on made-up workloads. Heavy imports happen only where they are used."""
+"""`confide bench`: this project beside others, on made-up workloads."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ from typing import Annotated, Any
 
 import typer
 
+from confide.commands.options import Json
 from confide.errors import UserError
 
 SCALING = "scaling"
+
+
+def mount(app: typer.Typer) -> None:
+    app.command()(bench)
 
 
 def bench(
@@ -28,16 +33,14 @@ def bench(
         typer.Option(help="Where `benchmarks/setup_peers.sh FOLDER` made the environments of pfl, Flower, fedjax."),
     ] = Path(".peers"),
     rounds: Annotated[int, typer.Option(min=1, help="Measured rounds of each candidate.")] = 20,
-    warm_up: Annotated[int, typer.Option(min=0, help="Rounds before them that do not count.")] = 3,
+    warm_up: Annotated[int, typer.Option(min=0, help="Rounds before the measured ones; they do not count.")] = 3,
     parameters: Annotated[
         int, typer.Option(min=1000, help="C and scaling: parameters of the largest model.")
     ] = 255_000_000,
     only: Annotated[
         str | None, typer.Option(help="Systems besides confide, with commas; for example pfl,fedjax. Default: all.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Time this project beside pfl, Flower, fedjax and plain PyTorch, in one run, round by round in turn.
 

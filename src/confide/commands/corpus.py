@@ -1,14 +1,14 @@
-"""`confide corpus`: what there is to train on, and how much each speaker says. Heavy imports only where used."""
+"""`confide corpus`: what there is to train on, and how much each speaker says."""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from confide.commands.options import Json
+from confide.commands.printing import counts, print_json, print_table
 from confide.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,20 +28,22 @@ app = typer.Typer(
 """,
 )
 
+
+def mount(parent: typer.Typer) -> None:
+    parent.add_typer(app, name="corpus")
+
+
 Kind = Annotated[str, typer.Argument(help="One of those that `confide corpus list` shows.", show_default=False)]
-Folder = Annotated[Path | None, typer.Option(help="Where it lies; else its usual name in the folder CONFIDE_DATA.")]
+Folder = Annotated[Path | None, typer.Option(help="Its folder; without it, its usual name in the folder CONFIDE_DATA.")]
 Subset = Annotated[str | None, typer.Option(help="Which part: LS-960, dev-clean, train, test, CV-en-train-10 ...")]
 Lang = Annotated[str | None, typer.Option("--language", help="en, fr or de, where a corpus has more than one.")]
 Share = Annotated[
-    int | None, typer.Option(help="Percent of the speakers; N and 100 - N have no speaker in common, and miss none.")
+    int | None, typer.Option(help="Percent of the speakers; shares N and 100 - N split them without overlap.")
 ]
 Iid = Annotated[bool, typer.Option("--iid", help="The control: give each utterance to a user drawn uniformly.")]
 Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Any other setting of the kind, as often as you like."),
-]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
 ]
 Picture = Annotated[Path | None, typer.Option("--figure", help="Write histograms over the speakers to this PNG file.")]
 Thorough = Annotated[
@@ -54,6 +56,7 @@ Shown = Annotated[int, typer.Option("--skipped", min=0, help="How many skipped u
 def list_kinds(as_json: Json = False) -> None:
     """Which kinds of corpus there are, and what each of them can be given."""
     from confide.runs.corpus_choice import corpus_kinds, own_fields_first
+    from confide.speech.corpora.settings import SpeakerSettings
 
     kinds = corpus_kinds()
     if as_json:
@@ -64,10 +67,8 @@ def list_kinds(as_json: Json = False) -> None:
             }
             for kind, model in kinds.items()
         }
-        _print_json(described)
+        print_json(described)
         return
-    from confide.speech.corpora.settings import SpeakerSettings
-
     for kind, model in kinds.items():
         shared = SpeakerSettings.model_fields if issubclass(model, SpeakerSettings) else {}
         typer.echo(f"{kind}: {_about(model)}")
@@ -98,28 +99,24 @@ def stats(
     audio longer than 30 s (max_seconds), empty text, files that are missing, truncated or no audio.
     """
     from confide.runs.corpus_choice import check_corpus, parse_setting, read_with_bar
+    from confide.speech.statistics import statistics
 
     given = {"folder": folder, "subset": subset, "language": language, "share": share, "users": "iid" if iid else None}
     document = {key: value for key, value in given.items() if value is not None}
-    for word in settings or []:
-        key, value = parse_setting(word)
-        document[key] = value
+    document.update(parse_setting(word) for word in settings or [])
     if figure is not None and figure.suffix.lower() != ".png":
         raise UserError(f"--figure {figure}: expected a file whose name ends in .png")
     corpus = read_with_bar(check_corpus(kind, document), thorough)
-
-    from confide.speech.statistics import statistics
-
-    counts = statistics(corpus)
+    measured = statistics(corpus)
     if figure is not None:
         from confide.report.figures.corpus import draw_corpora
 
-        draw_corpora(figure, [counts])
+        draw_corpora(figure, [measured])
     if as_json:
         left_out = [{"id": item.id, "reason": item.reason} for item in corpus.skipped]
-        _print_json({**counts.to_json(), "skipped_utterances": left_out})
+        print_json({**measured.to_json(), "skipped_utterances": left_out})
         return
-    _show(counts)
+    _show(measured)
     for item in corpus.skipped[:skipped]:
         typer.echo(f"  skipped {item.id}: {item.reason}")
     if len(corpus.skipped) > skipped:
@@ -134,30 +131,24 @@ def _show_settings(fields: list[tuple[str, Any]]) -> None:
         typer.echo(f"    {key} ({default}): {field.description}")
 
 
-def _show(counts: Statistics) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+def _show(measured: Statistics) -> None:
     from confide.speech.statistics import TABLE_2
 
-    title = f"{counts.name}: {counts.speakers:,} speakers, {counts.hours:,.2f} h, {counts.words:,} words"
-    table = Table(title=title)
-    for name in ("per speaker", "mean", "deviation", "min", "median", "max"):
-        table.add_column(name, justify="left" if name == "per speaker" else "right")
-    summaries = {"minutes": counts.minutes, "utterances": counts.samples, "words": counts.spoken}
+    summaries = {"minutes": measured.minutes, "utterances": measured.samples, "words": measured.spoken}
+    rows = []
     for name, own in summaries.items():
         values = (own.mean, own.deviation, own.minimum, own.median, own.maximum)
-        table.add_row(name, *(f"{value:,.2f}" for value in values))
-    paper = TABLE_2.get(counts.name)
+        rows.append((name, *(f"{value:,.2f}" for value in values)))
+    paper = TABLE_2.get(measured.name)
     if paper is not None:
         minutes = (f"{paper.mean:g}", f"{paper.deviation:g}", f"{paper.minimum:g}", "", f"{paper.maximum:,g}")
-        table.add_row("minutes, paper", *minutes)
-    Console(width=max(Console().width, 80)).print(table)
+        rows.append(("minutes, paper", *minutes))
+    title = f"{measured.name}: {measured.speakers:,} speakers, {measured.hours:,.2f} h, {measured.words:,} words"
+    print_table(("per speaker", "mean", "deviation", "min", "median", "max"), rows, title=title, width=80)
     if paper is not None:
         typer.echo(f"the paper has {paper.speakers:,} speakers and {paper.hours:,g} h")
-    reasons = ", ".join(f"{count:,} {kind}" for kind, count in counts.skipped.items())
-    left_out = sum(counts.skipped.values())
-    typer.echo(f"{counts.utterances:,} utterances used, {left_out:,} skipped{f' ({reasons})' if reasons else ''}")
+    left_out, reasons = sum(measured.skipped.values()), counts(measured.skipped)
+    typer.echo(f"{measured.utterances:,} utterances used, {left_out:,} skipped{f' ({reasons})' if reasons else ''}")
 
 
 def _about(model: type[BaseModel]) -> str:
@@ -166,8 +157,3 @@ def _about(model: type[BaseModel]) -> str:
 
 def _plain(value: Any) -> str:
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _print_json(document: Any) -> None:
-    json.dump(document, sys.stdout, indent=2, allow_nan=False)
-    print()

@@ -1,4 +1,4 @@
-"""`confide deploy`: a server and clients on real machines, over Flower. Heavy imports only where they are used."""
+"""`confide deploy`: a server and clients on real machines, over Flower."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from confide.commands.options import Json, Sets, parse_numbers
+from confide.commands.printing import print_summary
 from confide.errors import UserError
 
 app = typer.Typer(
@@ -21,10 +23,11 @@ app = typer.Typer(
 """,
 )
 
-Sets = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one value of the recipe; may be repeated."),
-]
+
+def mount(parent: typer.Typer) -> None:
+    parent.add_typer(app, name="deploy")
+
+
 Plain = Annotated[bool, typer.Option("--plain", help="No TLS and no keys: for a closed test network only.")]
 
 
@@ -68,20 +71,19 @@ def server(
         typer.Option(min=0, max=1, help="Share of a round's cohort that must answer; below it nothing is released."),
     ] = 0.5,
     tries: Annotated[int, typer.Option(min=1, help="How often a step is tried before the run stops.")] = 3,
-    wait_for: Annotated[int, typer.Option(min=1, help="Begin when so many users are here.")] = 1,
+    wait_for: Annotated[int, typer.Option(min=1, help="Begin once this many users are connected.")] = 1,
     users: Annotated[int | None, typer.Option(min=1, help="With --plain: the number of users.")] = None,
     plain: Plain = False,
     set_: Sets = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Run a recipe over clients on other machines.
 
-    The server samples, bounds what arrives again, adds noise, steps, and keeps ledger and checkpoints. A round closes
+    The server samples, bounds again what arrives, adds noise, steps, and keeps ledger and checkpoints. A round closes
     with those who answered by the deadline; the sum is divided by the expected cohort and gets its whole noise all the
     same. Ctrl-C stops after the step; the same command, or --resume RUN, goes on.
     """
     _needs_flower()
-    from confide import cli
     from confide.deploy.deployment import Hosting, serve
     from confide.deploy.remote import Terms
     from confide.recipe import load
@@ -99,7 +101,7 @@ def server(
     wanted = folder.held_recipe(place) if recipe is None else load(recipe, set_ or [])
     terms = Terms(deadline=deadline, minimum=minimum, tries=tries)
     summary = serve(wanted, place, Hosting(listen, keys, users), terms, wait_for, as_json)
-    cli._show_summary(summary, place, as_json)
+    print_summary(summary, place, as_json)
 
 
 @app.command()
@@ -125,7 +127,7 @@ def client(
     state: Annotated[
         Path | None, typer.Option(help="For privacy.trust local: where this client keeps its own privacy ledger.")
     ] = None,
-    patience: Annotated[float, typer.Option(min=0, help="Seconds to wait for a server that is away.")] = 3600,
+    patience: Annotated[float, typer.Option(min=0, help="Seconds to keep trying a server that is away.")] = 3600,
     plain: Plain = False,
     set_: Sets = None,
 ) -> None:
@@ -151,13 +153,11 @@ def client(
 
 
 def _users(text: str) -> list[int]:
-    try:
-        found = [int(part) for part in text.split(",")]
-    except ValueError:
-        found = [-1]
-    if min(found) < 0 or len(set(found)) < len(found):
-        raise UserError(f"--users {text!r}: expected different numbers from 0 on, separated by commas, for example 0,3")
-    return found
+    def fits(users: list[int]) -> bool:
+        return min(users) >= 0 and len(set(users)) == len(users)
+
+    expected = "different numbers from 0 on, separated by commas, for example 0,3"
+    return parse_numbers("users", text, int, fits, expected)
 
 
 def _needs_flower() -> None:

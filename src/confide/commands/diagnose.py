@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from confide.commands.options import Json
+from confide.commands.printing import print_json
 
 
 def mount(app: typer.Typer) -> None:
@@ -17,12 +19,10 @@ def diagnose(
     run: Annotated[Path, typer.Argument(help="The folder of a run that has reached a checkpoint; finished or not.")],
     users: Annotated[int, typer.Option(min=2, help="How many users to probe. More is slower and surer.")] = 16,
     draws: Annotated[
-        int, typer.Option(min=1, help="How often each one trains, on other batches: at least 2 to see what batches do.")
+        int, typer.Option(min=1, help="How often each user trains, on other batches; 2 or more show what batches do.")
     ] = 2,
-    seed: Annotated[int, typer.Option(min=0, help="Which users, and which batches.")] = 0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
-    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed that draws the users and the batches.")] = 0,
+    as_json: Json = False,
 ) -> None:
     """What holds a run back, tensor by tensor, and what to change.
 
@@ -38,4 +38,7 @@ def diagnose(
     from confide.theory.diagnose import diagnose_run
 
     found = diagnose_run(run, users, draws, seed)
-    print(json.dumps(found.to_json(), indent=2, allow_nan=False) if as_json else found.to_text())
+    if as_json:
+        print_json(found.to_json())
+    else:
+        print(found.to_text())

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from confide.commands.options import Json
+from confide.commands.printing import print_json
 from confide.errors import UserError
+
+if TYPE_CHECKING:
+    from confide.encoders.wire import About
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,9 +29,9 @@ app = typer.Typer(
 """,
 )
 
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
-]
+
+def mount(parent: typer.Typer) -> None:
+    parent.add_typer(app, name="encoder")
 
 
 @app.command("list")
@@ -36,7 +40,7 @@ def list_presets(as_json: Json = False) -> None:
     from confide.encoders.presets import PRESETS
 
     if as_json:
-        _print_json(
+        print_json(
             {
                 name: {
                     "model": chosen.model,
@@ -75,7 +79,7 @@ def get(
         print(f"fetching {', '.join(chosen.packages)} with {chosen.client} ({chosen.megabytes} MB)", file=sys.stderr)
     folder = install(chosen)
     if as_json:
-        _print_json({"folder": str(folder), "origin": origin(folder)})
+        print_json({"folder": str(folder), "origin": origin(folder)})
         return
     typer.echo(f"{name} is in {folder}")
     typer.echo(f"  {chosen.model}, {chosen.licence}, from {chosen.client}: {', '.join(chosen.packages)}")
@@ -90,16 +94,17 @@ def describe(
     as_json: Json = False,
 ) -> None:
     """Load an encoder and say what it is: kind, width, blocks, context, weights, identity and where it came from."""
-    from confide.encoders.encoder import Encoder, EncoderSettings
+    from confide.encoders.encoder import EncoderSettings
     from confide.encoders.presets import origin
-    from confide.encoders.weights import find, is_url
+    from confide.encoders.remote import RemoteEncoder, open_encoder
+    from confide.encoders.weights import find
 
     if not source.strip():
         raise UserError("no encoder was named; expected a preset, a folder, a GGUF file or owner/name on the hub")
-    if is_url(source):
-        _describe_served(source, as_json)
+    encoder = open_encoder(EncoderSettings(source=source))
+    if isinstance(encoder, RemoteEncoder):
+        _describe_served(source, encoder.about, as_json)
         return
-    encoder = Encoder(EncoderSettings(source=source))
     folder = find(source)
     note = origin(folder) if folder is not None else None
     facts: dict[str, Any] = {
@@ -118,7 +123,7 @@ def describe(
         "origin": note,
     }
     if as_json:
-        _print_json(facts)
+        print_json(facts)
         return
     typer.echo(f"{source}: {facts['type']}, {facts['kind']}, {facts['blocks']} blocks, {facts['width']} wide")
     context = "no limit" if encoder.context is None else f"{encoder.context:,} tokens"
@@ -131,14 +136,10 @@ def describe(
         typer.echo(f"  from {folder}")
 
 
-def _describe_served(source: str, as_json: bool) -> None:
+def _describe_served(source: str, about: About, as_json: bool) -> None:
     """The same of an encoder that runs elsewhere, as its server says."""
-    from confide.encoders.encoder import EncoderSettings
-    from confide.encoders.remote import RemoteEncoder
-
-    about = RemoteEncoder(EncoderSettings(source=source)).about
     if as_json:
-        _print_json({"source": source, **about.model_dump()})
+        print_json({"source": source, **about.model_dump()})
         return
     kind = "causal" if about.causal else "masked"
     context = "no limit" if about.context is None else f"{about.context:,} tokens"
@@ -214,8 +215,3 @@ def _access_tokens(file: Path | None) -> list[str]:
     if others and os.name == "posix":
         print(f"others on this machine can read {file}; chmod 600 would keep the access tokens secret", file=sys.stderr)
     return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
-
-
-def _print_json(document: Any) -> None:
-    json.dump(document, sys.stdout, indent=2, allow_nan=False)
-    print()

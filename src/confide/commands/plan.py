@@ -1,15 +1,16 @@
-"""`confide plan`: what a guarantee takes, asked in every direction. Heavy imports happen only where they are used."""
+"""`confide plan`: what a guarantee takes, asked in every direction."""
 
 from __future__ import annotations
 
-import json
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from confide.commands.options import Json, parse_numbers
+from confide.commands.printing import print_json, print_table
 from confide.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,6 +29,10 @@ app = typer.Typer(
 )
 
 
+def mount(parent: typer.Typer) -> None:
+    parent.add_typer(app, name="plan")
+
+
 class By(StrEnum):
     pld = "pld"
     rdp = "rdp"
@@ -44,12 +49,9 @@ S = Annotated[
 Cohort = Annotated[int, typer.Option(help="Expected number of users in a round.")]
 Population = Annotated[int, typer.Option(help="All users who may be drawn.")]
 Rounds = Annotated[int, typer.Option(help="Central steps.")]
-Delta = Annotated[float, typer.Option(help="At most 1 / population is wise.")]
-Target = Annotated[float, typer.Option("--target-epsilon", help="Never exceeded by the answer.")]
-Accountant = Annotated[By, typer.Option(help="The one that searches; epsilon is always stated by both.")]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
-]
+Delta = Annotated[float, typer.Option(help="The guarantee's delta; choose at most 1 / population.")]
+Target = Annotated[float, typer.Option("--target-epsilon", help="The largest epsilon allowed.")]
+Accountant = Annotated[By, typer.Option(help="The accountant that searches; epsilon is always stated by both.")]
 
 
 @app.command()
@@ -63,7 +65,7 @@ def epsilon(
     accountant: Accountant = By.pld,
     as_json: Json = False,
 ) -> None:
-    """What so many rounds spend."""
+    """The epsilon that a number of rounds spends."""
     from confide.privacy import planner
 
     noise = planner.Noise(noise_multiplier, noise_per_user)
@@ -143,14 +145,14 @@ def rounds(
 @app.command()
 def extrapolate(
     target: Target = 10.0,
-    cohort: Annotated[int | None, typer.Option(help="Of the small run; without it: PFL-ASR's Table 1.")] = None,
+    cohort: Annotated[int | None, typer.Option(help="Of the small run; none: show PFL-ASR's Table 1.")] = None,
     population: Annotated[int | None, typer.Option(help="Of the small run.")] = None,
     rounds: Rounds = 2000,
     delta: Delta = 1e-9,
     noise_multiplier: Z = None,
     noise_per_user: S = None,
-    cohort_factors: Annotated[str, typer.Option(help="Scale S by these, and K with it.")] = "1,10,100",
-    population_factors: Annotated[str, typer.Option(help="Scale K by these on top.")] = "1,10",
+    cohort_factors: Annotated[str, typer.Option(help="Multiply cohort and population by each.")] = "1,10,100",
+    population_factors: Annotated[str, typer.Option(help="Multiply the population further by each.")] = "1,10",
     accountant: Accountant = By.pld,
     as_json: Json = False,
 ) -> None:
@@ -170,12 +172,12 @@ def extrapolate(
         if cohort is None or population is None:
             raise UserError("a run of your own needs --cohort, --population and --noise-multiplier or --noise-per-user")
         small = Point(Noise(noise_multiplier, noise_per_user).at(cohort), cohort, population, rounds, delta)
-        factors = _numbers("cohort-factors", cohort_factors), _numbers("population-factors", population_factors)
+        factors = _factors("cohort-factors", cohort_factors), _factors("population-factors", population_factors)
         rows = [(point, None, "") for point in figures.scaled_points(small, *factors)]
     shown = track(rows, "accounting", console=Console(stderr=True), transient=True, disable=as_json)
     found = figures.extrapolate(shown, target, accountant.value)
     if as_json:
-        _print_json({"target_epsilon": target, "rows": [row.to_json() for row in found]})
+        print_json({"target_epsilon": target, "rows": [row.to_json() for row in found]})
     else:
         _show_rows(found, target, accountant.value)
 
@@ -189,7 +191,7 @@ def curve(
     noise_multiplier: Z = None,
     noise_per_user: S = None,
     out: Annotated[Path | None, typer.Option(help="A PNG file for the four curves.")] = None,
-    points: Annotated[int, typer.Option(min=3, max=99, help="On each curve.")] = 9,
+    points: Annotated[int, typer.Option(min=3, max=99, help="Points on each curve.")] = 9,
     as_json: Json = False,
 ) -> None:
     """Epsilon against rounds, noise, cohort and population around a point, by both accountants."""
@@ -206,33 +208,22 @@ def curve(
         print(out, file=sys.stderr if as_json else sys.stdout)
     if as_json:
         event = centre.event
-        _print_json({"curves": drawn, "delta": delta, "adjacency": event.adjacency, "sampler": event.sampler})
+        print_json({"curves": drawn, "delta": delta, "adjacency": event.adjacency, "sampler": event.sampler})
 
 
-def _numbers(name: str, text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise UserError(f"--{name} {text!r}: expected numbers separated by commas, for example 1,10,100") from None
-
-
-def _print_json(document: Any) -> None:
-    print(json.dumps(document, indent=2, allow_nan=False))
+def _factors(option: str, text: str) -> list[float]:
+    return parse_numbers(option, text, float, bool, "numbers separated by commas, for example 1,10,100")
 
 
 def _show(answer: Answer, as_json: bool) -> None:
     for sentence in answer.warnings:
         print(f"warning: {sentence}", file=sys.stderr)
     if as_json:
-        _print_json(answer.to_json())
+        print_json(answer.to_json())
         return
-    from rich.console import Console
-    from rich.table import Table
-
     from confide.privacy.accountant import shown
 
     point = answer.point
-    table = Table(show_header=False, title=f"confide plan {answer.asked}")
     s = point.noise_multiplier / point.cohort
     lines = {
         "epsilon": f"{shown(answer.epsilon['pld'])} by PLD, {shown(answer.epsilon['rdp'])} by RDP",
@@ -245,31 +236,25 @@ def _show(answer: Answer, as_json: bool) -> None:
     }
     if answer.target_epsilon is not None:
         lines["searched with"] = f"{answer.accountant.upper()}, target epsilon {answer.target_epsilon:g}"
-    for name, value in lines.items():
-        table.add_row(f"[bold]{name}[/bold]" if name == answer.asked else name, value)
-    Console().print(table)
+    rows = [(f"[bold]{name}[/bold]" if name == answer.asked else name, value) for name, value in lines.items()]
+    print_table((), rows, title=f"confide plan {answer.asked}")
 
 
 def _show_rows(rows: list[Scaled], target: float, accountant: str) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from confide.privacy.accountant import shown
 
-    table = Table(title=f"epsilon at delta {rows[0].answer.point.delta:g}: Poisson sampling, add-or-remove one user")
     published = any(row.published is not None for row in rows)
     names = ["z", "s (1e-6)", "cohort S", "population K", "rounds", *(["published"] if published else []), "RDP", "PLD"]
-    for name in [*names, f"K for {target:g} ({accountant.upper()})"]:
-        table.add_column(name, justify="right")
+    cells = []
     for row in rows:
         point, both = row.answer.point, row.answer.epsilon
         given = [f"{row.published:.3g}" + ("*" if row.note else "")] if row.published is not None else []
-        table.add_row(
+        cells.append((
             f"{point.noise_multiplier:.4g}", f"{point.noise_multiplier / point.cohort * 1e6:.4g}", f"{point.cohort:,}",
             f"{point.population:,}", f"{point.rounds:,}", *given, shown(both["rdp"]), shown(both["pld"]),
             "none" if row.least_population is None else f"{row.least_population:,}",
-        )  # fmt: skip
-    # A terminal that is too narrow would cut numbers; a pipe has no width at all.
-    Console(width=max(Console().width, 112)).print(table)
+        ))  # fmt: skip
+    title = f"epsilon at delta {rows[0].answer.point.delta:g}: Poisson sampling, add-or-remove one user"
+    print_table([*names, f"K for {target:g} ({accountant.upper()})"], cells, title=title, left=0, width=112)
     for note in {row.note for row in rows if row.note}:
         print(f"* {note}")

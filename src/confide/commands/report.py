@@ -1,20 +1,19 @@
-"""`confide report`, `compare` and `watch`: looking at runs. Heavy imports happen only where they are used."""
+"""`confide report`, `compare` and `watch`: looking at runs."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from confide.commands.options import Folder, Json
+from confide.commands.printing import Row, print_json, print_table
 
 if TYPE_CHECKING:
     from confide.runs.comparison import Comparison
 
-Folder = Annotated[Path, typer.Argument(help="The folder of a run.")]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
-]
+_WIDTH = 110
 
 
 def mount(app: typer.Typer) -> None:
@@ -60,7 +59,7 @@ def compare(
     if out is not None:
         write_page(out, found)
     if as_json:
-        print(json.dumps(found.to_json(), indent=2, allow_nan=False))
+        print_json(found.to_json())
         return
     _show(found)
     if out is not None:
@@ -78,51 +77,38 @@ def watch(run: Folder) -> None:
 
 
 def _show(found: Comparison) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from confide.privacy.accountant import shown
 
-    console = Console(width=max(Console().width, 110))
-    table = Table()
-    for name in ("run", "metric", "value", "95 % interval", "epsilon", "cohort", "steps", "seconds"):
-        table.add_column(name, justify="left" if name in ("run", "metric") else "right", overflow="fold")
+    rows = []
     for run in found.runs:
         summary = run.summary
         between = "" if run.interval is None else f"{run.interval[0]:.4g} to {run.interval[1]:.4g}"
         epsilon = (
             "no guarantee" if summary["epsilon"] is None else f"{shown(summary['epsilon'])} at {summary['delta']:g}"
         )
-        table.add_row(
+        rows.append((
             run.name, run.metric, "not finite" if run.value is None else f"{run.value:.4g}", between, epsilon,
             f"{summary['cohort']:,} of {summary['population']:,}", f"{summary['steps']:,}", f"{summary['seconds']:.1f}",
-        )  # fmt: skip
-    console.print(table)
-    _show_recipes(console, found)
+        ))  # fmt: skip
+    columns: Row = ("run", "metric", "value", "95 % interval", "epsilon", "cohort", "steps", "seconds")
+    print_table(columns, rows, left=2, width=_WIDTH, overflow="fold")
+    if found.recipes:
+        columns = ("setting", *(run.name for run in found.runs))
+        differing = [(name, *values) for name, values in found.recipes.items()]
+        title = "where the recipes differ"
+        print_table(columns, differing, title=title, left=len(columns), width=_WIDTH, overflow="fold")
+    else:
+        print("the recipes are the same")
     if found.pairs:
-        pairs = Table()
-        for name in ("verdict", "difference", "95 % interval", "p", "real?"):
-            pairs.add_column(name, justify="left" if name == "verdict" else "right", overflow="fold")
-        for pair in found.pairs:
-            gap = pair.difference
-            pairs.add_row(
-                found.verdict(pair), f"{gap.value:+.4g}", f"{gap.low:+.4g} to {gap.high:+.4g}", f"{pair.p:.3g}",
+        verdicts = [
+            (
+                found.verdict(pair), f"{pair.difference.value:+.4g}",
+                f"{pair.difference.low:+.4g} to {pair.difference.high:+.4g}", f"{pair.p:.3g}",
                 "yes" if pair.real else "not shown",
-            )  # fmt: skip
-        console.print(pairs)
+            )
+            for pair in found.pairs
+        ]  # fmt: skip
+        columns = ("verdict", "difference", "95 % interval", "p", "real?")
+        print_table(columns, verdicts, width=_WIDTH, overflow="fold")
     for note in found.notes:
         print(f"note: {note}")
-
-
-def _show_recipes(console: Any, found: Comparison) -> None:
-    from rich.table import Table
-
-    if not found.recipes:
-        print("the recipes are the same")
-        return
-    table = Table(title="where the recipes differ")
-    for name in ("setting", *(run.name for run in found.runs)):
-        table.add_column(name, overflow="fold")
-    for name, values in found.recipes.items():
-        table.add_row(name, *values)
-    console.print(table)

@@ -1,21 +1,18 @@
-"""`confide retrieve`, `confide answer`, and `confide evaluate` for retrieval. Heavy imports happen where used."""
+"""`confide retrieve` and `confide answer`: the use of a trained retriever."""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from confide.commands.options import Json
+from confide.commands.printing import print_json
+
 if TYPE_CHECKING:
-    from confide.retrieval.generation import Generator
-    from confide.retrieval.metrics import ClassScore
-    from confide.runs.evaluation import RetrievalEvaluation
     from confide.runs.library import RetrievedDocument
 
-_FEW = 4  # classes shown at either end
 _WIDTH = 200  # characters of a document on the terminal
 _TOKEN_VARIABLE = "CONFIDE_GENERATOR_TOKEN"
 
@@ -27,13 +24,9 @@ Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="With a recipe: change one value; may be repeated."),
 ]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
-]
 
 
 def mount(app: typer.Typer) -> None:
-    """Add both commands to the main one."""
     app.command()(retrieve)
     app.command()(answer)
 
@@ -56,15 +49,9 @@ def retrieve(
     library = open_library(run, settings or [], quiet=as_json)
     found = library.find(query, k)
     if as_json:
-        _print_json(
-            {
-                "query": query,
-                "run": str(run),
-                "method": library.method,
-                "score": library.scale,
-                "documents": [each.to_json() for each in found],
-            }
-        )
+        documents = [each.to_json() for each in found]
+        about = {"query": query, "run": str(run), "method": library.method, "score": library.scale}
+        print_json({**about, "documents": documents}, escape=False)
         return
     for each in found:
         print(f"{each.rank}. {each.score:.4f}  {_named(each)}")
@@ -102,26 +89,22 @@ def answer(
 
     Example: `confide answer runs/desk "why is my fridge so loud?" --url http://localhost:8080/v1 --model llama`
     """
-    from confide.retrieval.generation import prompt
+    from confide.retrieval.generation import Generator, LocalModel, chat_server, prompt
     from confide.runs.library import open_library
 
     shown = stream and not as_json
-    generator = None if url is None else _server(url, model, token_variable, shown, max_tokens, timeout)
+    generator: Generator | None = None
+    if url is not None:  # refused, if it is wrong, before the run is opened
+        generator = chat_server(url, model, token_variable, stream=shown, max_tokens=max_tokens, seconds=timeout)
     library = open_library(run, settings or [], quiet=as_json)
     found = library.find(query, k)
-    generator = generator or _local(model, max_tokens)
-    pieces = _show_piece if shown else _keep_silent
-    text = generator.answer(prompt(query, [each.document for each in found]), pieces)
+    generator = generator or LocalModel(model or "smollm2", max_tokens)
+    emit = _show_piece if shown else _keep_silent
+    text = generator.answer(prompt(query, [each.document for each in found]), emit)
     if as_json:
-        _print_json(
-            {
-                "query": query,
-                "run": str(run),
-                "generator": generator.name,
-                "answer": text,
-                "sources": [each.to_json() for each in found],
-            }
-        )
+        sources = [each.to_json() for each in found]
+        about = {"query": query, "run": str(run), "generator": generator.name, "answer": text}
+        print_json({**about, "sources": sources}, escape=False)
         return
     print("" if shown else text)
     print(f"\nsources ({library.method}; answer by {generator.name}):")
@@ -129,21 +112,8 @@ def answer(
         print(f"  [{each.rank}] {each.score:.4f}  {_named(each)}")
 
 
-def _server(url: str, model: str | None, variable: str, stream: bool, tokens: int, seconds: float) -> Generator:
-    from confide.retrieval.generation import chat_server
-
-    return chat_server(url, model, variable, stream=stream, max_tokens=tokens, seconds=seconds)
-
-
-def _local(model: str | None, tokens: int) -> Generator:
-    from confide.retrieval.generation import LocalModel
-
-    return LocalModel(model or "smollm2", tokens)
-
-
 def _show_piece(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    print(text, end="", flush=True)
 
 
 def _keep_silent(text: str) -> None:
@@ -155,57 +125,3 @@ def _named(found: RetrievedDocument) -> str:
     text = " ".join(found.document.text.split())
     text = text if len(text) <= _WIDTH else f"{text[:_WIDTH]} ..."
     return text if text.startswith(found.document.id) else f"{found.document.id}: {text}"
-
-
-def show(found: RetrievalEvaluation) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    scores = found.scores
-    table = Table(title=f"{found.run} on {found.corpus}, {found.method}")
-    for name in ("", "%", f"{100 * scores.level:g} % interval"):
-        table.add_column(name, justify="right" if name else "left")
-    table.add_row("top 1", f"{100 * scores.top_1:.2f}", f"{100 * scores.low:.2f} to {100 * scores.high:.2f}")
-    if scores.k > 1:
-        table.add_row(f"top {scores.k}", f"{100 * scores.top_k:.2f}", "")
-    for name, value in (
-        ("mean reciprocal rank", scores.mrr),
-        ("nDCG@10", scores.ndcg_10),
-        ("top 1, mean over classes", scores.macro_top_1),
-    ):
-        table.add_row(name, f"{100 * value:.2f}", "")
-    console = Console(width=max(Console().width, 80))
-    console.print(table)
-    console.print(_class_table(scores.per_class, scores.k))
-    left = ", ".join(f"{count:,} {reason}" for reason, count in found.left_out.items())
-    print(
-        f"{scores.queries:,} test queries, {found.documents:,} documents, loss {found.loss:.4g}"
-        + (f"; left out: {left}" if left else "")
-    )
-
-
-def _class_table(classes: tuple[ClassScore, ...], k: int) -> Any:
-    """The worst and the best few; all of them where they are few."""
-    from rich.table import Table
-
-    table = Table()
-    for name in ("document or class", "top 1 %", f"top {k} %", "queries"):
-        table.add_column(name, justify="left" if name.startswith("document") else "right", overflow="ellipsis")
-    ordered = sorted(classes, key=lambda own: (own.top_1, own.top_k, own.name))
-    cut = len(ordered) > 2 * _FEW + 1
-    for own in ordered[:_FEW] if cut else ordered:
-        table.add_row(*_row(own))
-    if cut:
-        table.add_row(f"... {len(ordered) - 2 * _FEW:,} more ...", "", "", "")
-        for own in ordered[-_FEW:]:
-            table.add_row(*_row(own))
-    return table
-
-
-def _row(own: ClassScore) -> tuple[str, ...]:
-    name = own.name if len(own.name) <= 60 else f"{own.name[:57]}..."
-    return name, f"{100 * own.top_1:.1f}", f"{100 * own.top_k:.1f}", f"{own.queries:,}"
-
-
-def _print_json(document: Any) -> None:
-    print(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))

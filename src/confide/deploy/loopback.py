@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import runpy
 import socket
 import sys
 import time
@@ -107,6 +108,4 @@ def _command(words: list[str], folder: Path, log: Path) -> None:
         os.dup2(file.fileno(), 2)
     os.chdir(folder)
     sys.argv = ["confide", *words]
-    from confide import cli
-
-    cli.main()
+    runpy.run_module("confide", run_name="__main__")  # as `python -m confide` does

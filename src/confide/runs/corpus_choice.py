@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import Any, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter
 
 from confide.errors import UserError
+from confide.settings import nearest, read_override, validate
 from confide.speech.corpora import CorpusSettings, read_corpus
 from confide.speech.corpus import Corpus
 
@@ -29,30 +29,20 @@ def check_corpus(kind: str, document: dict[str, Any]) -> CorpusSettings:
     """The settings of a kind, with every mistake in one message."""
     kinds = corpus_kinds()
     if kind not in kinds:
-        close = get_close_matches(kind, kinds, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise UserError(f"no kind of corpus is called {kind!r}; expected one of {', '.join(kinds)}{hint}")
-    try:
-        settings: Any = kinds[kind].model_validate(document)
-    except ValidationError as error:
-        problems = "\n".join(f"  - {_explain(kinds[kind], kind, problem)}" for problem in error.errors())
-        raise UserError(f"these settings do not fit the corpus {kind}:\n{problems}") from None
+        raise UserError(
+            f"no kind of corpus is called {kind!r}; expected one of {', '.join(kinds)}{nearest(kind, kinds)}"
+        )
+    settings, problems = validate(TypeAdapter(kinds[kind]), document, whole=kind)
+    if problems:
+        listed = "\n".join(f"  - {problem}" for problem in problems)
+        raise UserError(f"these settings do not fit the corpus {kind}:\n{listed}")
     return settings  # type: ignore[no-any-return]
 
 
 def parse_setting(word: str) -> tuple[str, Any]:
     """What --set KEY=VALUE says."""
-    import yaml
-
-    from confide.settings import read_yaml
-
-    key, equals, text = word.partition("=")
-    if not equals or not key.strip():
-        raise UserError(f"--set {word!r} is not of the form key=value")
-    try:
-        return key.strip(), read_yaml(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"--set {word!r}: the value is not valid YAML: {error}") from None
+    keys, value = read_override(word, "key=value")
+    return ".".join(keys), value
 
 
 def read_with_bar(settings: CorpusSettings, thorough: bool = False) -> Corpus:
@@ -75,14 +65,3 @@ def read_with_bar(settings: CorpusSettings, thorough: bool = False) -> Corpus:
             bar.update(task, description="audio", completed=0)
             corpus = verified(corpus, advance)
     return corpus
-
-
-def _explain(model: type[BaseModel], kind: str, problem: Any) -> str:
-    where = ".".join(str(part) for part in problem["loc"]) or kind
-    if problem["type"] == "extra_forbidden":
-        return f"{where}: {kind} has no such setting; it has {', '.join(key for key, _ in own_fields_first(model))}"
-    if problem["type"] == "missing":
-        return f"{where}: required ({model.model_fields[where].description})"
-    expected = problem["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    given = f"{where}={problem['input']}" if problem["loc"] else where
-    return f"{given}: expected {expected}"

@@ -1,0 +1,54 @@
+"""Arguments and options that several commands share, and how a list of numbers in one of them is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from confide.errors import UserError
+
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
+]
+Folder = Annotated[Path, typer.Argument(help="The folder of a run.")]
+FinishedRun = Annotated[Path, typer.Argument(help="The folder of a finished run.")]
+Arpa = Annotated[
+    Path | None,
+    typer.Option("--language-model", metavar="ARPA", help="Decode with this n-gram model instead of greedily."),
+]
+Workers = Annotated[int, typer.Option(min=1, help="Processes that train users. The result does not depend on it.")]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one value of the recipe; may be repeated."),
+]
+N = TypeVar("N", int, float)
+
+
+def recipe_names(incomplete: str) -> list[str]:
+    """Shipped recipes whose names begin so, for the Tab key. A shell waits for it, so it imports nothing heavy."""
+    root = Path(str(files("confide") / "recipes"))
+    names = sorted(str(path.relative_to(root).with_suffix("")) for path in root.rglob("*.yaml"))
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def recipe_argument(help: str) -> Any:
+    """An argument that names a recipe; the Tab key offers the shipped ones."""
+    return typer.Argument(help=help, autocompletion=recipe_names)
+
+
+RecipeName = Annotated[str, recipe_argument("Name of a shipped recipe (`confide recipe list`) or path of a YAML file.")]
+
+
+def parse_numbers(option: str, text: str, kind: type[N], fits: Callable[[list[N]], bool], expected: str) -> list[N]:
+    """The numbers in an option such as `--epsilons 5,1.5`, refused unless they fit."""
+    try:
+        numbers = [kind(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or not fits(numbers):
+        raise UserError(f"--{option} {text!r}: expected {expected}")
+    return numbers

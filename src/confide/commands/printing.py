@@ -1,0 +1,97 @@
+"""How commands print: JSON for programs, tables and numbers for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+Row = Sequence[str]
+_FEW = 4  # rows kept at either end of a long table
+
+
+def print_json(document: Any, escape: bool = True) -> None:
+    """One JSON document on standard output; without `escape`, letters beyond ASCII are printed as they are."""
+    print(json.dumps(document, indent=2, ensure_ascii=escape, allow_nan=False))
+
+
+def print_table(
+    columns: Row,
+    rows: Iterable[Row],
+    *,
+    title: str | None = None,
+    left: int = 1,
+    width: int = 0,
+    overflow: Literal["fold", "ellipsis"] = "ellipsis",
+) -> None:
+    """A table whose first `left` columns are aligned to the left and the others to the right; no columns: no header.
+
+    A narrow terminal would cut numbers, and a pipe has no width, so that the table may take at least `width` letters.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, show_header=bool(columns))
+    for place, name in enumerate(columns):
+        table.add_column(name, justify="left" if place < left else "right", overflow=overflow)
+    for row in rows:
+        table.add_row(*row)
+    Console(width=max(Console().width, width)).print(table)
+
+
+def ends(rows: Sequence[Row]) -> list[Row]:
+    """The first and the last few rows, with a row between them that counts the others; all rows where they are few."""
+    hidden = len(rows) - 2 * _FEW
+    if hidden <= 1:
+        return list(rows)
+    between = [f"... {hidden:,} more ...", *[""] * (len(rows[0]) - 1)]
+    return [*rows[:_FEW], between, *rows[-_FEW:]]
+
+
+def counts(found: dict[str, int]) -> str:
+    """Reasons with how often each occurred: `3 too long, 1 empty`."""
+    return ", ".join(f"{count:,} {reason}" for reason, count in found.items())
+
+
+def number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4g}"
+
+
+def percent(share: float, digits: int) -> str:
+    return f"{100 * share:.{digits}f}"
+
+
+def print_summary(summary: dict[str, Any], out: Path, as_json: bool) -> None:
+    """What a finished run reached and what privacy it spent."""
+    if as_json:
+        print_json(summary)
+        return
+    print_table((), _summary_rows(summary), title=f"{summary['task']}, seed {summary['seed']}")
+    if summary["mechanism"] == "car adaptive":
+        print(f"{summary['guarantee']}; no epsilon is stated")
+    print(f"model, ledger and page: {out}/model.safetensors, {out}/ledger.jsonl, {out}/report.html")
+
+
+def _summary_rows(summary: dict[str, Any]) -> Iterable[Row]:
+    from confide.privacy.accountant import shown
+    from confide.privacy.mechanisms.base import NOT_COVERED
+    from confide.privacy.trust.server_view import against_server
+
+    for name, value in summary["metrics"].items():
+        yield name, number(value)
+    for name, value in summary["metrics_mean_of_last"].items():
+        yield f"{name}, mean of the last steps", number(value)
+    if summary["epsilon"] is None:
+        yield "privacy", summary.get("guarantee", "none: no guarantee")
+    else:
+        yield "epsilon", f"{shown(summary['epsilon'])} at delta {summary['delta']:g}"
+        if "epsilon_server" in summary:
+            yield "against the server", against_server(summary)
+        if summary.get("begins_elsewhere"):
+            yield "not covered", NOT_COVERED
+        yield "accounted by", f"{summary['accountant'].upper()}, {summary['sampler']}, {summary['adjacency']}"
+        yield "noise", f"multiplier {number(summary['noise_multiplier'])}, {summary['noise_source']}"
+    for reason, count in summary.get("skipped", {}).items():
+        yield f"left out: {reason}", str(count)
+    yield "central steps", f"{summary['steps']} in {summary['seconds']:.1f} s"

@@ -1,0 +1,75 @@
+"""`confide reproduce`: a paper's experiment beside ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from confide.commands.options import Json, parse_numbers
+from confide.commands.printing import print_json
+from confide.errors import UserError
+
+
+def mount(app: typer.Typer) -> None:
+    app.command()(reproduce)
+
+
+def reproduce(
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="norm/quadratics, norm/table1, or pfl-asr/ with table1 (noise, clipping), table4 (cohort, seed), "
+            "table6 (IID), table8 (optimisers), table13 (FedProx), table15 (seed quality), table21 (sizes), "
+            "figure5 (norms); or car/ with figure2 (four combinations), table1 (FL, DP), table2 (clients), table3 (AG "
+            "News), figure7 (arXiv)."
+        ),
+    ],
+    dataset: Annotated[
+        str | None,
+        typer.Option(help="norm/table1: digits, fashion-mnist or cifar10; pfl-asr: synthetic or audiomnist."),
+    ] = None,
+    encoder: Annotated[str, typer.Option(help="car: the frozen encoder; `confide encoder list`.")] = "minilm",
+    limit: Annotated[
+        int | None, typer.Option(min=2, help="car: so many examples only (figure7: papers of each category).")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many runs each figure is the mean of.")] = 3,
+    epsilons: Annotated[str, typer.Option(help="For norm/table1: which epsilons, for example 5 or 5,1.5.")] = "5,1.5",
+    out: Annotated[Path | None, typer.Option(help="Where results are kept; default results/WHAT.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Cells of the grid at a time, one thread each.")] = 2,
+    as_json: Json = False,
+) -> None:
+    """Run a paper's experiment and show its numbers beside ours.
+
+    Every finished cell is kept, so a stopped grid goes on where it was. Rows are written as CSV, with figures.
+    """
+    from confide.reproduce import car, norm, pfl_asr
+
+    def place(*variant: object) -> Path:
+        return out or Path("results") / "-".join([what.replace("/", "-"), *map(str, variant)])
+
+    paper, _, table = what.partition("/")
+    if paper == "pfl-asr":
+        corpus = dataset or "synthetic"
+        result = pfl_asr.reproduce(table, place(corpus), corpus, seeds, workers, quiet=as_json)
+    elif paper == "car":
+        kept = place(encoder) if limit is None else place(encoder, limit)
+        result = car.reproduce(table, kept, encoder, limit, seeds, workers, quiet=as_json)
+    elif what == "norm/quadratics":
+        result = norm.quadratics(place(), seeds, workers, quiet=as_json)
+    elif what == "norm/table1":
+        expected = "numbers above 0 separated by commas, for example 5,1.5"
+        levels = parse_numbers(
+            "epsilons", epsilons, float, lambda found: all(0 < each < float("inf") for each in found), expected
+        )
+        data = dataset or "digits"
+        result = norm.table1(place(data), data, seeds, levels, workers, quiet=as_json)
+    else:
+        raise UserError(
+            f"cannot reproduce {what!r}; expected norm/quadratics, norm/table1, pfl-asr/TABLE or car/TABLE; see --help"
+        )
+    if as_json:
+        print_json({"rows": result.rows, "claims": result.claims})
+        return
+    print(result.text)

@@ -1,0 +1,109 @@
+"""`confide train`, `resume` and `demo`: making runs, also over the ranks that torchrun starts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from confide.commands.options import Folder, Json, RecipeName, Sets, Workers
+from confide.commands.printing import print_json, print_summary
+from confide.engines.ranks import Place, dismiss, place
+from confide.errors import UserError
+
+
+def mount(app: typer.Typer) -> None:
+    app.command()(train)
+    app.command()(demo)
+    app.command()(resume)
+
+
+def train(
+    recipe: RecipeName,
+    out: Annotated[Path, typer.Option(help="A new folder for everything that the run leaves.")],
+    set_: Sets = None,
+    workers: Workers = 1,
+    as_json: Json = False,
+) -> None:
+    """Train a model as a recipe says.
+
+    The folder gets the recipe, a checkpoint, the privacy ledger, metrics, TensorBoard events, and at the end the
+    model, a summary, figures and a page. Ctrl-C stops after saving; `confide resume` goes on.
+
+    Over several nodes: `torchrun --nnodes 2 --nproc-per-node 8 ... -m confide train RECIPE --out RUN`, with the same
+    result. Rank 0 writes the folder. With `--max-restarts 3` the run goes on by itself when a rank is lost; one that
+    does not answer for CONFIDE_RANK_TIMEOUT seconds (1800) is given up.
+
+    Example: `confide train convex/digits --out runs/a --set privacy.target_epsilon=2 --set run.seed=1`
+    """
+    from confide.recipe import load
+    from confide.report.page import write_report
+    from confide.runs import folder
+
+    here, wanted = _rank(workers), load(recipe, set_ or [])
+    print_summary(folder.train(wanted, out, workers, as_json, here, page=write_report), out, as_json)
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the four runs go.")] = Path("runs/demo"),
+    workers: Workers = 2,
+    as_json: Json = False,
+) -> None:
+    """Private federated speech recognition in a few minutes, on synthetic voices; needs no data.
+
+    A seed model, then the same users without privacy, with global and with per-layer clipping, each tested on unseen
+    speakers, and what the noise would be worth with more users. A stopped demo goes on where it was.
+    """
+    from dataclasses import asdict
+
+    from confide.reproduce import demo as showing
+
+    rows = showing.demo(out, workers, quiet=as_json)
+    if as_json:
+        print_json([{**asdict(row), "report": str(row.report)} for row in rows])
+        return
+    print(f"\n{showing.table(rows)}\n\npages: " + ", ".join(str(row.report) for row in rows))
+
+
+def resume(run: Folder, workers: Workers = 1, as_json: Json = False) -> None:
+    """Go on with a run that was stopped or killed. It ends exactly as if it had never stopped.
+
+    The number of workers, or of ranks (`torchrun ... -m confide resume RUN`), need not be that of the start.
+    """
+    from confide.report.page import write_report
+    from confide.runs import folder
+
+    print_summary(folder.resume(run, workers, as_json, _rank(workers), page=write_report), run, as_json)
+
+
+@contextmanager
+def rank_0_alone(command: list[str]) -> Iterator[None]:
+    """Let rank 0 alone do what is inside; the other ranks train for it where the command trains, and end with it."""
+    here, trains = place(), command in (["train"], ["resume"])
+    if here is not None and here.rank > 0:
+        if not trains:
+            sys.exit(0)
+        from confide.build import make_trainer_from
+        from confide.engines.distributed import follow
+
+        sys.exit(follow(here, make_trainer_from))
+    try:
+        yield
+    finally:
+        if here is not None and here.ranks > 1 and trains:
+            dismiss(here)
+
+
+def _rank(workers: int) -> Place | None:
+    """Which rank of torchrun this process is, if any; ranks have no workers of their own."""
+    here = place()
+    if here is not None and workers > 1:
+        raise UserError(
+            f"--workers {workers} together with torchrun: every rank is one process; choose how many there are with "
+            "--nproc-per-node and leave --workers out"
+        )
+    return here
