@@ -154,7 +154,7 @@ def page(given: argparse.Namespace, found: Constants, run: dict[str, Any]) -> st
     neighbours = math.ceil(3 * math.log2(given.group))
     pairs = neighbours + 1  # and a mask of its own
     plain, masked = size, PARAMETERS * ring.bits // 8
-    spent = {each: epsilon([event()] * STEPS, DELTA, each) for each in ("rdp", "pld")}  # type: ignore[arg-type]
+    spent = {each: epsilon([event()] * STEPS, DELTA, each) for each in ("rdp", "pld")}
     turns = STEPS * COHORT / USERS
     return (
         f"""# At the scale of the paper, on one page

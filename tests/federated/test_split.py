@@ -26,7 +26,7 @@ from confide.privacy.sampling import Sampling
 from confide.recipe import Recipe, load, parse
 from confide.run import simulate
 from confide.runs import checkpoint, folder
-from confide.theory.problems import Layered, Shape
+from support.problems import Layered, Shape
 
 CALM = settings(deadline=None)  # a property holds on a busy machine as well
 positive = st.floats(-6, 6).map(lambda exponent: 10.0**exponent)

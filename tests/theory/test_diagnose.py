@@ -25,9 +25,9 @@ from confide.runs.checkpoint import State
 from confide.theory import measure as measuring
 from confide.theory.diagnose import diagnose
 from confide.theory.measure import Measured, measure
-from confide.theory.problems import Layered, Shape
 from confide.theory.terms import CAUSES, Centre, central_step, split_error
-from confide.theory.trials import trial
+from support.problems import Layered, Shape
+from support.trials import trial
 
 torch.set_num_threads(1)
 
