@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from confide.privacy.accountant import noise_multiplier
 from confide.privacy.events import Event
-from confide.privacy.factorisation import compare, init, next_noise, optimised_coefficients
-from confide.report.figures.factorisation import draw_factorisation
+from confide.privacy.factorisation import init, next_noise, optimised_coefficients
+from support.prefix_sums import compare
+from support.prefix_sums_figure import draw_factorisation
 
 ROUNDS = (100, 200, 300, 500, 700, 1000, 1400, 2000)
 SEPARATION = 100

@@ -14,7 +14,7 @@ Threshold. t is more than half of the cohort, and at least the round's minimum. 
 masked updates have arrived, and each share of the noise is made for t of them (`own_noise`): a sum with less noise than
 the ledger says is never opened, and with fewer answers the round is abandoned. More answers than t mean more noise.
 
-Arithmetic. `privacy.secure_sum`'s ring of 64 bits: sums are exact, and the rounding's sensitivity is within what
+Arithmetic. `secure_sum`'s ring of 64 bits: sums are exact, and the rounding's sensitivity is within what
 bounding keeps back. Shamir's scheme is pycryptodome's, through Flower; masks are AES in counter mode.
 
 Why not Flower's SecAgg+ as it is shipped: its workflow weighs and averages in its own FedAvg loop, clips coordinates to
@@ -59,8 +59,8 @@ def threshold(cohort: int, minimum: int) -> int:
 def ring_for(bound: float, weight: float, scale: float, cohort: int, dimension: int) -> Ring:
     """The ring of a round; its rounding must stay within what bounding keeps back of the bound."""
     largest = weight * bound
-    ring = make_ring(largest + _NOISE_ENDS * scale, cohort, dimension, 64, "nearest")
-    if sensitivity(largest * ROUNDING, ring.step, dimension, "nearest") > largest:
+    ring = make_ring(largest + _NOISE_ENDS * scale, cohort, dimension)
+    if sensitivity(largest * ROUNDING, ring.step, dimension) > largest:
         raise UserError(
             f"a cohort of {cohort} and {dimension} parameters leave too little room for exact sums in 64 bits; lower "
             "the cohort or the noise"

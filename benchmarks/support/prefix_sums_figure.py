@@ -17,7 +17,7 @@ SHADES = ("#93c5fd", "#3b82f6", "#1e3a8a", "#7c3aed", "#c026d3")
 
 
 def draw_factorisation(path: Path, separation: int, tables: Mapping[int, Mapping[str, Array]]) -> Path:
-    """`tables`: number of rounds -> mechanism -> variance of each prefix sum, as `factorisation.compare` returns it.
+    """`tables`: number of rounds -> mechanism -> variance of each prefix sum, as `prefix_sums.compare` returns it.
 
     Left, how the error grows with the number of rounds; right, the totals of the longest run.
     """
