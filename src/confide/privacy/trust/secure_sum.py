@@ -29,10 +29,10 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
 from confide.errors import UserError
+from confide.privacy.gaussian import keystream
 
 Bits = Literal[32, 64]
 Vector = np.ndarray[Any, np.dtype[Any]]
@@ -90,8 +90,7 @@ def prg(ring: Ring, seed: bytes, step: int) -> Vector:
     """A mask: AES in counter mode under a seed of 16 or 32 bytes, with counters that belong to this central step."""
     if len(seed) not in (16, 32) or not 0 <= step < 2**64:
         raise UserError(f"a mask needs a seed of 16 or 32 bytes and a step of 64 bits, not {len(seed)} and {step}")
-    stream = Cipher(algorithms.AES(seed), modes.CTR((step << 64).to_bytes(16, "big"))).encryptor()
-    return np.frombuffer(stream.update(bytes(ring.dimension * ring.dtype.itemsize)), dtype=ring.dtype)
+    return np.frombuffer(keystream(seed, step).update(bytes(ring.dimension * ring.dtype.itemsize)), dtype=ring.dtype)
 
 
 def mask(ring: Ring, user: int, pair_seeds: Mapping[int, bytes], step: int, self_seed: bytes | None = None) -> Vector:
