@@ -105,8 +105,9 @@ class PlainTrainer:
         weights, local = self.layout.pieces(self.theta), self.local
         found = [None if gradient is None else gradient.reshape(-1) for gradient in gradients]
         if local.proximal:
-            pulls = zip(found, weights, self.layout.pieces(central), strict=True)
-            found = [_pulled(gradient, local.proximal * (weight - start)) for gradient, weight, start in pulls]
+            pairs = zip(weights, self.layout.pieces(central), strict=True)
+            pulls = [local.proximal * (weight - start) for weight, start in pairs]
+            found = [pull if g is None else pull.add_(g) for g, pull in zip(found, pulls, strict=True)]
         if local.gradient_clip is not None:
             norms = [torch.linalg.vector_norm(gradient) for gradient in found if gradient is not None]
             rate *= min(1.0, local.gradient_clip / max(float(torch.stack(norms).norm()), 1e-30))
@@ -115,10 +116,6 @@ class PlainTrainer:
         ]
         for _ in in_threads(lambda job: add_scaled(*job), steps, self.theta):
             pass
-
-
-def _pulled(gradient: Tensor | None, pull: Tensor) -> Tensor:
-    return pull if gradient is None else pull.add_(gradient)
 
 
 def batches(task: Task, local: LocalTraining, user: int, draw: np.random.Generator) -> Iterator[np.ndarray | None]:

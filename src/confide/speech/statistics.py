@@ -53,18 +53,8 @@ class Statistics:
         return summed_up(self.words_per_speaker)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "corpus": self.name,
-            "language": self.language,
-            "speakers": self.speakers,
-            "utterances": self.utterances,
-            "words": self.words,
-            "hours": self.hours,
-            "minutes_per_speaker": asdict(self.minutes),
-            "utterances_per_speaker": asdict(self.samples),
-            "words_per_speaker": asdict(self.spoken),
-            "skipped": self.skipped,
-        }
+        found = {"corpus" if key == "name" else key: value for key, value in asdict(self).items()}
+        return {key: asdict(summed_up(found[key])) if key.endswith("_per_speaker") else found[key] for key in found}
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,8 @@ class Diagnosis:
             self._bound_text(), "", "What to change:",
         ]  # fmt: skip
         for number, each in enumerate(self.advice, 1):
-            gain = "" if each.gain is None else f" (floor {_times(each.gain)} times lower, if the probe is right)"
+            times = "" if each.gain is None else f"{each.gain:.2g}" if each.gain < 100 else "over 100"
+            gain = f" (floor {times} times lower, if the probe is right)" if times else ""
             lines.append(f"{number}. {each.what}{gain}: {each.why}.")
             lines += [f"     --set '{setting}'" for setting in each.settings]
             lines.append(f"     cost in privacy: {each.privacy}")
@@ -234,10 +235,6 @@ def _row(name: str, sums: dict[str, float], width: int) -> str:
     top = dominant(sums)
     cells = (f"{'*' if cause == top else ''}{value / total:.1%}" for cause, value in sums.items())
     return f"{name:<{width}}  {total:>9.3g}  " + "  ".join(f"{cell:>12}" for cell in cells)
-
-
-def _times(gain: float) -> str:
-    return f"{gain:.2g}" if gain < 100 else "over 100"
 
 
 def _finite(value: Any) -> Any:
