@@ -131,8 +131,8 @@ def open_store(
     place = (folder or cache_folder() / "features").expanduser()
     common = f"{_SCHEME}\n{settings.model_dump_json()}\n{tokens.version}\n{stride}"
     keys = {name: _key(common, name, own) for name, own in corpus.speakers.items()}
-    everything = hashlib.sha256("\n".join(keys.values()).encode()).hexdigest()[:32]
-    index_path = place / f"{everything}.index"
+    digest = hashlib.sha256("\n".join(keys.values()).encode())
+    index_path = place / f"{digest.hexdigest()[:32]}.index"
 
     def make(name: str) -> _Speaker:
         return _make(_path(place, keys[name]), name, corpus.speakers[name], settings, tokens, stride)
