@@ -119,7 +119,7 @@ class Runner:
             env=environment, text=True, start_new_session=True,
         )  # fmt: skip
 
-    def hear(self, limit: float = LONGEST) -> dict[str, Any]:
+    def next_answer(self, limit: float = LONGEST) -> dict[str, Any]:
         """The next answer. A process that ends without one gives the end of what it printed."""
         assert self.process.stdout is not None
         if not select.select([self.process.stdout], [], [], limit)[0]:
@@ -133,10 +133,10 @@ class Runner:
 
     def round(self) -> dict[str, Any]:
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # `hear` says why
+        with suppress(BrokenPipeError):  # `next_answer` says why
             self.process.stdin.write("round\n")
             self.process.stdin.flush()
-        return self.hear()
+        return self.next_answer()
 
     def end(self) -> None:
         """By closing its input, and by a signal to its own session if that does not help."""
@@ -174,7 +174,7 @@ def _status(pid: int, key: str) -> float | None:
 
 
 @contextmanager
-def package_alone() -> Iterator[Path]:
+def importable_folder() -> Iterator[Path]:
     """A folder that holds this package, the runners where there are any, and nothing else."""
     with tempfile.TemporaryDirectory(prefix="confide-bench-") as folder:
         (Path(folder) / "confide").symlink_to(Path(confide.__file__).parent)
@@ -190,7 +190,7 @@ def compare(
     results = [Measured(candidate) for candidate in chosen]
     if not RUNNERS.is_dir():
         say(f"only {OURS} itself can be run: there is no {RUNNERS}; for the other systems run this in a source tree")
-    with package_alone() as package:
+    with importable_folder() as package:
         running: list[tuple[Measured, Runner]] = []
         try:
             for number, result in enumerate(results):
@@ -204,7 +204,7 @@ def compare(
                     continue
                 say(f"starting {result.candidate.name}")
                 running.append((result, Runner(result.candidate, python, package, package / f"{number}.log")))
-                _try(result, running[-1][1].hear)
+                _try(result, running[-1][1].next_answer)
             for number in range(warm_up + rounds):
                 for result, runner in running:
                     answer = None if result.problem else _try(result, runner.round)

@@ -125,11 +125,11 @@ def batches(task: Task, local: LocalTraining, user: int, draw: np.random.Generat
         yield from repeat(None, local.steps or local.epochs or 0)
         return
     passes = count() if local.steps else range(local.epochs or 0)
-    made = (batch for _ in passes for batch in packed(task, local, user, draw.permutation(held)))
+    made = (batch for _ in passes for batch in cut_into_batches(task, local, user, draw.permutation(held)))
     yield from islice(made, local.steps)
 
 
-def packed(task: Task, local: LocalTraining, user: int, order: np.ndarray) -> Iterator[np.ndarray]:
+def cut_into_batches(task: Task, local: LocalTraining, user: int, order: np.ndarray) -> Iterator[np.ndarray]:
     """One pass over the user's examples in this order, cut into batches."""
     size, limit, seconds = local.batch_size, local.batch_seconds, task.seconds(user)
     start = 0

@@ -42,19 +42,19 @@ class Statistics:
 
     @property
     def minutes(self) -> Summary:
-        return summed_up(self.minutes_per_speaker)
+        return summarise(self.minutes_per_speaker)
 
     @property
     def samples(self) -> Summary:
-        return summed_up(self.utterances_per_speaker)
+        return summarise(self.utterances_per_speaker)
 
     @property
     def spoken(self) -> Summary:
-        return summed_up(self.words_per_speaker)
+        return summarise(self.words_per_speaker)
 
     def to_json(self) -> dict[str, Any]:
         found = {"corpus" if key == "name" else key: value for key, value in asdict(self).items()}
-        return {key: asdict(summed_up(found[key])) if key.endswith("_per_speaker") else found[key] for key in found}
+        return {key: asdict(summarise(found[key])) if key.endswith("_per_speaker") else found[key] for key in found}
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ TABLE_2 = {
 }
 
 
-def summed_up(values: Sequence[float]) -> Summary:
+def summarise(values: Sequence[float]) -> Summary:
     """Of at least one value."""
     return Summary(
         mean=fmean(values),

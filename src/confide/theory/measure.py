@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from confide.errors import UserError
-from confide.federated.local import LocalTraining, PlainTrainer, batches, packed
+from confide.federated.local import LocalTraining, PlainTrainer, batches, cut_into_batches
 from confide.federated.parameters import Layout, flatten
 from confide.federated.task import Task
 from confide.randomness import generator
@@ -110,7 +110,7 @@ def measure(
 
 @dataclass(frozen=True)
 class _One:
-    """One user's local training, once."""
+    """What one round of local training by one user gave."""
 
     moving: Tensor
     still: Tensor
@@ -158,7 +158,7 @@ class _Prober(PlainTrainer):
         if self.local.batch_size is None and self.local.batch_seconds is None:
             return self.gradient(point, self.task.batch(user, None, draw))
         total, loss = torch.zeros_like(point), 0.0
-        for places in packed(self.task, self.local, user, np.arange(held)):
+        for places in cut_into_batches(self.task, self.local, user, np.arange(held)):
             gradient, own = self.gradient(point, self.task.batch(user, places, draw))
             total.add_(gradient, alpha=len(places) / held)
             loss += own * len(places) / held

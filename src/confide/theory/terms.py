@@ -219,6 +219,6 @@ def noise_squares(plan: Plan, rule: Bounder, layout: Layout) -> Tensor:
 
 
 def _kept(x: float) -> float:
-    """x / (2 - x): the stationary squared gradient for an error of variance 1; all of it where steps are too long."""
+    """x / (2 - x), the squared gradient that an error of variance 1 keeps up; 1 where steps are too long to settle."""
     x = min(max(x, 0.0), 1.0)
     return x / (2 - x)
