@@ -9,7 +9,7 @@ import argparse
 import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -47,7 +47,7 @@ def broken(kind: str) -> Iterator[None]:
         far = norms.norm(dim=1, keepdim=True) > 9.99 * self.sensitivity
         return torch.where(far, torch.ones_like(norms), factors(self, norms))
 
-    patches = {
+    patches: dict[str, AbstractContextManager[Any]] = {
         "no noise": mock.patch.object(Seeded, "_draw", no_noise),
         "a tenth of the noise": mock.patch.object(Seeded, "_draw", tenth),
         "the same noise at every step": mock.patch.object(Seeded, "_draw", same),

@@ -22,6 +22,7 @@ from confide.build import make_loop
 from confide.federated.bounding import bounder
 from confide.federated.local import PlainUpdate
 from confide.files import data_folder
+from confide.privacy.mechanisms import Occasion
 
 SYNTHETIC = {"kind": "synthetic", "population": "federated", "speakers": 2, "utterances": 12, "digits": [6, 6]}
 
@@ -53,9 +54,9 @@ def main() -> None:
     print(f"{loop.layout.size:,} parameters in {len(loop.layout.names)} tensors, {given.dtype}, {corpus['kind']}")
     state = loop.start()
     began = time.perf_counter()
-    record = loop.step(state)
+    made = loop.step(state)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"one central step with {record['cohort']} users: {time.perf_counter() - began:.1f} s, peak {peak:.1f} GiB")
+    print(f"one central step with {made.tally.users} users: {time.perf_counter() - began:.1f} s, peak {peak:.1f} GiB")
 
     central, theta = state.parameters, state.parameters + 1e-4
     rule = bounder(loop.recipe.bounding, loop.layout)
@@ -68,7 +69,7 @@ def main() -> None:
         times.append(time.perf_counter() - began)
     print(f"private part of a user's work: median {statistics.median(times[1:]):.3f} s, least {min(times):.3f} s")
     began = time.perf_counter()
-    loop.plan.release(loop.total, loop.plan.event, np.arange(2), 0, 0, {})
+    loop.plan.mechanism.release(loop.total, Occasion(loop.plan.event, np.arange(2), 0, 0))
     print(f"noise, once a step: {time.perf_counter() - began:.2f} s")
 
 

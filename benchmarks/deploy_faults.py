@@ -4,7 +4,7 @@ python benchmarks/deploy_faults.py [--processes] [--rounds 20] [--share 0.3] [--
 
 With --processes server and clients are processes that speak gRPC over TLS; in every round some clients get SIGKILL and
 are started again at once. Flower lets one in again when its silence was noticed, after 20 s at most, and a round waits
-as long. Otherwise clients are real ones without a network (`engines.flower.rehearsal`); a killed one fails before or
+as long. Otherwise clients are real ones without a network (`support.rehearsal`); a killed one fails before or
 during its training: it never answers, or fails with an error. The loop, ledger and noise are a run's own.
 """
 
@@ -18,14 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from confide.build import make_loop
-from confide.deploy.loopback import Loopback
 from confide.deploy.parcels import Parcel
-from confide.deploy.rehearsal import engine
 from confide.deploy.remote import TRAIN, Terms
 from confide.recipe import Recipe, load
 from confide.runs import folder
 from confide.runs.simulation import simulate
+from support.loopback import Loopback
+from support.rehearsal import engine, run_over
 
 RECIPE, USERS = "convex/digits", 287
 
@@ -95,10 +94,7 @@ def rehearsed(recipe: Recipe, clients: int, share: float) -> str:
         return ends[at]
 
     terms = Terms(deadline=3.0, poll=0.01, minimum=0.3)
-    loop = make_loop(recipe, remote=engine(clients, fate, terms))
-    state = loop.start()
-    while state.step < recipe.run.steps:
-        loop.step(state)
+    loop, state = run_over(recipe, engine(clients, fate, terms))
     return (
         f"{state.step} of {recipe.run.steps} rounds, {killed} of {asked} clients killed ({killed / asked:.0%})\n"
         f"ledger lines {loop.ledger.count}, epsilon {loop.plan.epsilon(loop.charges):.4f}"

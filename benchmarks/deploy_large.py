@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 from confide.bench.compare import peak_mib
-from confide.deploy.loopback import Loopback
 from confide.runs import folder
+from support.loopback import Loopback
 
 RECIPE = """\
 task: {{kind: bench/vector, parameters: {parameters}, users: 1}}

@@ -14,8 +14,8 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from confide.deploy.loopback import Loopback
 from confide.runs import folder
+from support.loopback import Loopback
 
 RECIPE = """\
 task:
@@ -51,7 +51,7 @@ def seconds(recipe: str, clients: int) -> float:
         here.serve(path, "--wait-for", clients, "--minimum", 1, "--deadline", 3600)
         here.finish(36_000)
         lines = (here.run / folder.TIMES).read_text().splitlines()
-    return statistics.median(json.loads(line)["train"] for line in lines)
+    return statistics.median(float(json.loads(line)["train"]) for line in lines)
 
 
 if __name__ == "__main__":

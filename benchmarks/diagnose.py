@@ -1,6 +1,6 @@
 """Does `confide diagnose` name the term that dominates, and does its advice help? 20 random runs whose truth is known.
 
-The truth of a run is found by making it again without each of its causes (confide.theory.trials); runs in which no
+The truth of a run is found by making it again without each of its causes (support.trials); runs in which no
 cause is clearly the largest are passed over and counted. The advice that comes first is then followed.
 
 python benchmarks/diagnose.py --trials 20
@@ -14,7 +14,7 @@ from itertools import count
 import torch
 
 from confide.theory.terms import CAUSES
-from confide.theory.trials import known, trial
+from support.trials import known, trial
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ from confide.encoders.states import BATCH_TOKENS, batches_by_length, hidden_stat
 from confide.recipe import Recipe, parse
 from confide.retrieval import head
 from confide.retrieval.experts import multiply_adds
-from confide.retrieval.published import AgNewsSettings, SmsSpamSettings, ag_news, sms_spam
+from confide.retrieval.published import AgNewsSettings, SmsSpamSettings
 from confide.runs.simulation import simulate
 
 BATCH, RATE = 16, 0.1
@@ -113,7 +113,7 @@ def lengths(encoder: Encoder, texts: list[str], rounds: int) -> dict[str, float]
 
 def experts(encoder: str, documents: int, epochs: int) -> dict[str, Any]:
     """Top 1 and top 10 of the flat head and of the mixture, each at its best rate, and the share of weights touched."""
-    texts = [text for text in ag_news(AgNewsSettings(drop_duplicates=True), 0).train.texts if len(text.split()) >= 24]
+    texts = [text for text in AgNewsSettings(drop_duplicates=True).read(0).train.texts if len(text.split()) >= 24]
     texts = texts[:documents]
     with tempfile.TemporaryDirectory() as place:
         files = _tables(Path(place), texts)
@@ -186,7 +186,7 @@ def main() -> None:
     if asked.what == "experts":
         print(json.dumps(experts(asked.encoder, 10_000 if asked.texts == 256 else asked.texts, asked.epochs), indent=2))
         return
-    corpus = sms_spam(SmsSpamSettings(), 0).train
+    corpus = SmsSpamSettings().read(0).train
     texts, labels = corpus.texts[: asked.texts], torch.from_numpy(corpus.labels[: asked.texts])
     encoder = Encoder(EncoderSettings(source=asked.encoder, pooling="mean"))
     if asked.what == "cached":

@@ -35,7 +35,7 @@ from confide.privacy.events import Event
 from confide.privacy.gaussian import Address, System
 from confide.privacy.ledger import Ledger
 from confide.privacy.sampling import draw_cohort
-from confide.privacy.trust.secure_sum import make_ring, prg
+from confide.privacy.trust.secure_sum import make_ring, prg, sensitivity
 from confide.recipe import parse
 
 USERS, COHORT, STEPS, PARAMETERS, TENSORS = 70_000_000, 204_800, 2034, 255_800_000, 296
@@ -76,7 +76,7 @@ def measure(place: Path) -> Constants:
     total, update = torch.zeros(PROBE), torch.full((PROBE,), 1e-3)
     layout = Layout(("w",), ((PROBE,),))
     lamb, state = Lamb(learning_rate=1e-3), optimisers.init(Lamb(learning_rate=1e-3), layout.views(total))
-    ring = make_ring(BOUND, 1000, PROBE)
+    ring = make_ring(BOUND, 1000, PROBE, 32)
     ledger = Ledger.create(place / "ledger.jsonl", {"delta": DELTA})
     steps = iter(range(10**6))
     line = timed(lambda: ledger.record(next(steps), event(), "bench"), 30)
@@ -118,7 +118,7 @@ def real_run(place: Path, steps: int, workers: int) -> dict[str, Any]:
     cohorts, times = [], []
     for _ in range(steps):
         began = time.perf_counter()
-        cohorts.append(loop.step(state)["cohort"])
+        cohorts.append(loop.step(state).tally.users)
         times.append(time.perf_counter() - began)
     loop.engine.close()
     read = Ledger.read(place / "run.jsonl")
@@ -150,11 +150,12 @@ def page(given: argparse.Namespace, found: Constants, run: dict[str, Any]) -> st
     size, root = t["size"], found.sample + PARAMETERS * (found.noise + found.optimiser) + found.line
     train = given.device_minutes * 60
     step = given.down_minutes * 60 + train + given.upload_minutes * 60 + t["climb"] + root
-    ring = make_ring(BOUND, given.group, PARAMETERS, growth=1.0)
+    ring = make_ring(BOUND, given.group, PARAMETERS, 32)
+    rounded = sensitivity(BOUND, ring.step, PARAMETERS)
     neighbours = math.ceil(3 * math.log2(given.group))
     pairs = neighbours + 1  # and a mask of its own
     plain, masked = size, PARAMETERS * ring.bits // 8
-    spent = {each: epsilon([event()] * STEPS, DELTA, each) for each in ("rdp", "pld")}  # type: ignore[arg-type]
+    spent = {each: epsilon([event()] * STEPS, DELTA, each) for each in ("rdp", "pld")}
     turns = STEPS * COHORT / USERS
     return (
         f"""# At the scale of the paper, on one page
@@ -229,7 +230,7 @@ Groups of {given.group:,} users, each masked towards {neighbours} others (three 
 with a mask of its own. The server learns one sum for each of the {math.ceil(COHORT / given.group):,} groups.
 
 * A ring of {ring.bits} bits: {masked / plain:.2f} times the bytes of float32. Rounding raises the sensitivity from
-  {BOUND:g} to {ring.sensitivity:.6g}, {100 * (ring.sensitivity / BOUND - 1):.2g} %, which the plan has to use.
+  {BOUND:g} to {rounded:.6g}, {100 * (rounded / BOUND - 1):.2g} %, which the plan has to use.
 * A user draws {pairs} masks: {pairs * found.mask * PARAMETERS:.0f} s on a core like this one.
 * For every user that drops out after masking the server draws {neighbours} masks, {neighbours * found.mask * PARAMETERS:.0f} s;
   at {given.dropout:.0%} dropouts {COHORT * given.dropout * neighbours * found.mask * PARAMETERS / 3600:,.0f} core hours a

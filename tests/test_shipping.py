@@ -87,6 +87,26 @@ def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
     assert {"confide/py.typed", "confide/report/assets/page.css", "confide/report/assets/page.js"} <= packed
 
 
+def test_the_wheel_holds_no_runner_of_other_systems_and_no_helper_of_tests(wheel: Path) -> None:
+    packed = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in packed} == {"confide", f"confide-{PROJECT['version']}.dist-info"}
+    helpers = {
+        path.stem for folder in ("peers", "support") for path in (ROOT / "benchmarks" / folder).glob("[a-z]*.py")
+    }
+    assert {"floors", "pfl_runner", "trials", "loopback"} <= helpers
+    assert helpers.isdisjoint(Path(name).stem for name in packed)
+
+
+def test_an_installed_bench_measures_this_project_and_says_where_the_others_are(site: Path, tmp_path: Path) -> None:
+    words = ["bench", "C", "--rounds", "1", "--warm-up", "0", "--parameters", "3000", "--out", "out"]
+    code, out, err = confide_without((), words, site, tmp_path)
+    assert code == 0, err
+    assert "only confide itself can be run" in err
+    rows = [line for line in out.splitlines() if line.startswith(("confide ", "pfl ", "flower ", "one subtraction"))]
+    assert len(rows) == 8
+    assert all(("benchmarks/peers of the source tree" in row) != row.startswith("confide ") for row in rows)
+
+
 def test_the_installed_wheel_trains_a_shipped_recipe_without_any_extra(site: Path, tmp_path: Path) -> None:
     everything = tuple(name for names in errors.MODULES.values() for name in names)
     words = ["train", "convex/digits", "--out", "run", "--set", "run={steps: 2}", "--set", "evaluation={every: 2}"]

@@ -78,7 +78,7 @@ def test_a_runner_makes_a_round_when_told_and_keeps_what_the_system_prints_apart
     body = "from confide.bench.protocol import serve\ndef one():\n    print('more of it')\n    return {'client': 2.0}\n"
     runner = _runner(tmp_path, f"{body}serve(one)")
     try:
-        assert runner.hear() == {"ready": True}
+        assert runner.next_answer() == {"ready": True}
         answers = [runner.round() for _ in range(3)]
         assert all(answer["client"] == 2.0 and 0 <= answer["seconds"] < 60 for answer in answers)
         peak = compare.peak_mib(runner.process.pid)
@@ -108,7 +108,7 @@ def test_silence_is_not_waited_for_without_end(tmp_path: Path) -> None:
     runner = _runner(tmp_path, "import time\ntime.sleep(60)\n")
     try:
         with pytest.raises(UserError, match=r"no answer in 0\.2 s"):
-            runner.hear(0.2)
+            runner.next_answer(0.2)
     finally:
         runner.process.kill()
         runner.end()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +15,17 @@ from hypothesis import strategies as st
 pytest.importorskip("flwr", reason="deployment needs Flower: pip install 'confide[deploy]'")
 
 
-from confide.build import make_loop, make_task
+from confide.build import make_task
 from confide.deploy.client import OwnData, RefusedByClient, TrainingClient
 from confide.deploy.deployment import Client
 from confide.deploy.parcels import Parcel
-from confide.deploy.rehearsal import Local, engine
 from confide.deploy.remote import JOIN, TRAIN, Door, Remote, Terms
 from confide.engines.engine import Abandoned
 from confide.privacy.ledger import Ledger
 from confide.recipe import Recipe, load
-from confide.run import Loop
 from confide.runs import folder
 from confide.runs.simulation import simulate
-
-
-def run(recipe: Recipe, made: Callable[..., Remote]) -> tuple[Loop, Any]:
-    loop = make_loop(recipe, remote=made)
-    state = loop.start()
-    while state.step < recipe.run.steps:
-        loop.step(state)
-    return loop, state
+from support.rehearsal import Local, engine, loop_over, run_over
 
 
 @pytest.mark.parametrize(
@@ -51,7 +41,7 @@ def run(recipe: Recipe, made: Callable[..., Remote]) -> tuple[Loop, Any]:
 def test_clients_elsewhere_give_the_model_and_the_ledger_of_one_process(tiny: str, changed: list[str]) -> None:
     recipe = load(tiny, ["run.steps=20", *changed])
     alone, expected = simulate(recipe)
-    loop, state = run(recipe, engine())
+    loop, state = run_over(recipe, engine())
     assert float((state.parameters - expected.parameters).norm()) <= 1e-6 * float(expected.parameters.norm())
     assert loop.ledger.head == alone.ledger.head
 
@@ -68,7 +58,7 @@ def test_a_short_cut_of_the_task_makes_no_difference() -> None:
         ],
     )
     alone, expected = simulate(recipe)
-    loop, state = run(recipe, engine())
+    loop, state = run_over(recipe, engine())
     assert float((state.parameters - expected.parameters).norm()) <= 1e-6 * float(expected.parameters.norm())
     assert loop.ledger.head == alone.ledger.head
 
@@ -80,7 +70,7 @@ def test_missing_clients_leave_divisor_noise_and_ledger_as_they_are(tiny: str) -
         return "lost" if kind == TRAIN and node == 102 else ""
 
     alone, _ = simulate(recipe)
-    loop, state = run(recipe, engine(fate=third_is_silent, terms=Terms(deadline=0.05, poll=0.0, minimum=0.0)))
+    loop, state = run_over(recipe, engine(fate=third_is_silent, terms=Terms(deadline=0.05, poll=0.0, minimum=0.0)))
     assert loop.ledger.head == alone.ledger.head
     assert state.step == 20
 
@@ -95,7 +85,7 @@ def test_a_third_of_the_clients_dies_in_every_round_and_no_round_is_lost(tiny: s
         ends["killed"] += 1
         return "the client was killed"
 
-    loop, state = run(recipe, engine(6, dies, Terms(deadline=60.0, poll=0.0, minimum=0.2)))
+    loop, state = run_over(recipe, engine(6, dies, Terms(deadline=60.0, poll=0.0, minimum=0.2)))
     assert state.step == 20
     assert ends["killed"] > 20
     assert [entry.step for entry in loop.ledger.entries] == list(range(20))
@@ -116,7 +106,7 @@ def test_a_round_with_too_few_answers_is_tried_again_with_the_same_cohort_and_co
         seen[parcel.facts["nonce"]].add(parcel.facts["user"])
         return "no power" if len(asked) % 2 else ""
 
-    loop, _ = run(recipe, engine(fate=first_attempts_fail))
+    loop, _ = run_over(recipe, engine(fate=first_attempts_fail))
     assert len(asked) == 6
     assert asked[0] == asked[1]
     assert [(entry.step, entry.attempt) for entry in loop.ledger.entries] == [(0, 0), (1, 0), (2, 0)]
@@ -215,7 +205,7 @@ def test_hostile_clients_reach_neither_model_nor_ledger_beyond_the_bound(data: s
         link = Local({n: (Hostile if n else TrainingClient)(recipe, task, users) for n, users in shares.items()})
         return remote_engine(recipe, task, plan, link, shares, Terms(deadline=5, poll=0, minimum=0.0))
 
-    loop = make_loop(recipe, remote=make)
+    loop = loop_over(recipe, make)
     state = loop.start()
     for step in range(2):
         before = state.parameters.clone()
@@ -267,7 +257,7 @@ def test_own_data_is_one_user_under_its_name_in_the_federation(tiny: str) -> Non
 
 def test_a_client_that_was_started_anew_without_a_recipe_is_told_it_again(tiny: str) -> None:
     recipe = load(tiny, ["sampling={kind: fixed, cohort: 12}", "privacy.accountant=rdp"])
-    loop = make_loop(recipe, remote=engine())
+    loop = loop_over(recipe, engine())
     state = loop.start()
     assert loop.step(state).tally.users == 12
     members = loop.engine.link.members  # type: ignore[attr-defined]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,35 +11,27 @@ import torch
 
 pytest.importorskip("flwr", reason="deployment needs Flower: pip install 'confide[deploy]'")
 
-from confide.build import make_loop, make_trainer
+from confide.build import make_trainer
 from confide.deploy.parcels import Parcel
-from confide.deploy.rehearsal import engine
 from confide.deploy.remote import TRAIN, Terms
 from confide.engines.engine import Abandoned, InProcess
 from confide.errors import UserError
 from confide.privacy.ledger import Ledger
 from confide.privacy.trust.secure import KEYS, MASKED, SHARES, UNMASK, Session, threshold
-from confide.recipe import Recipe, load
-from confide.run import Loop
+from confide.recipe import load
 from confide.runs import checkpoint
 from confide.runs.simulation import simulate
+from support.rehearsal import engine, loop_over, run_over
 
 WIDE = ["task={kind: convex/quadratics, users: 8, dimension: 600, rank: 2}", "sampling={kind: fixed, cohort: 8}",
         "privacy.accountant=rdp", "privacy.noise_multiplier=2"]  # fmt: skip
-
-
-def loop_of(recipe: Recipe, made: Callable[..., object]) -> Loop:
-    return make_loop(recipe, remote=made)  # type: ignore[arg-type]
 
 
 def test_local_noise_comes_from_the_clients_and_gives_the_model_of_one_process(tiny: str, tmp_path: Path) -> None:
     recipe = load(tiny, ["privacy.trust=local"])
     alone, expected = simulate(recipe)
     # Twelve clients of one user each: the ledgers are theirs.
-    loop = loop_of(recipe, engine(12, state=tmp_path))
-    state = loop.start()
-    while state.step < recipe.run.steps:
-        loop.step(state)
+    loop, state = run_over(recipe, engine(12, state=tmp_path))
     assert float((state.parameters - expected.parameters).norm()) <= 1e-6 * float(expected.parameters.norm())
     assert loop.ledger.head == alone.ledger.head
     counts = [Ledger.read(path).count for path in tmp_path.glob("*/ledger.jsonl")]
@@ -50,7 +41,7 @@ def test_local_noise_comes_from_the_clients_and_gives_the_model_of_one_process(t
 
 def test_a_client_with_local_noise_answers_no_more_than_its_guarantee_was_made_for(tiny: str, tmp_path: Path) -> None:
     recipe = load(tiny, ["privacy.trust=local", "sampling={kind: fixed, cohort: 12}"])
-    loop = loop_of(recipe, engine(12, state=tmp_path))
+    loop = loop_over(recipe, engine(12, state=tmp_path))
     state = loop.start()
     for _ in range(recipe.run.steps):
         loop.engine.train(state.parameters, np.arange(12), 0, loop.total)
@@ -66,7 +57,7 @@ def test_an_abandoned_round_with_noisy_messages_is_paid_for(tiny: str, tmp_path:
     def fate(kind: str, node: int, parcel: Parcel) -> str:
         return next(failures, "") if kind == TRAIN else ""
 
-    loop = loop_of(recipe, engine(12, fate, state=tmp_path))
+    loop = loop_over(recipe, engine(12, fate, state=tmp_path))
     state = loop.start()
     loop.step(state)
     assert [(entry.step, entry.attempt) for entry in loop.ledger.entries] == [(0, 0), (0, 1)]
@@ -74,7 +65,7 @@ def test_an_abandoned_round_with_noisy_messages_is_paid_for(tiny: str, tmp_path:
 
 def test_a_masked_round_gives_the_sum_and_at_least_the_noise_of_the_ledger(tiny: str) -> None:
     recipe = load(tiny, [*WIDE, "privacy.trust=distributed"])
-    loop = loop_of(recipe, engine(8))
+    loop = loop_over(recipe, engine(8))
     state = loop.start()
     plain = torch.empty_like(loop.total)
     InProcess(make_trainer(recipe)).train(state.parameters, np.arange(8), 0, plain)
@@ -103,7 +94,7 @@ def test_a_sum_with_too_few_answers_is_never_opened(tiny: str, stage: str) -> No
     def fate(kind: str, node: int, parcel: Parcel) -> str:
         return "gone" if kind == stage and node < 104 else ""
 
-    loop = loop_of(recipe, engine(8, fate, Terms(deadline=60, poll=0, tries=2)))
+    loop = loop_over(recipe, engine(8, fate, Terms(deadline=60, poll=0, tries=2)))
     loop.total.zero_()
     with pytest.raises(Abandoned, match="4 of 8 users are left"):
         loop.step(loop.start())
@@ -113,7 +104,7 @@ def test_a_sum_with_too_few_answers_is_never_opened(tiny: str, stage: str) -> No
 
 def test_what_the_server_gets_of_one_client_says_nothing(tiny: str) -> None:
     recipe = load(tiny, [*WIDE, "privacy.trust=distributed"])
-    loop = loop_of(recipe, engine(8))
+    loop = loop_over(recipe, engine(8))
     seen: list[np.ndarray] = []
     member = loop.engine.link.members[100]  # type: ignore[attr-defined]
     inner = member.answer
@@ -157,7 +148,7 @@ def test_a_client_never_gives_both_shares_and_opens_nothing_small() -> None:
 
 def test_a_sum_beyond_what_honest_clients_can_make_is_thrown_away(tiny: str) -> None:
     recipe = load(tiny, [*WIDE, "privacy.trust=distributed"])
-    loop = loop_of(recipe, engine(8, None, Terms(deadline=60, poll=0, tries=1)))
+    loop = loop_over(recipe, engine(8, None, Terms(deadline=60, poll=0, tries=1)))
     member = loop.engine.link.members[103]  # type: ignore[attr-defined]
     inner = member.answer
 
@@ -174,7 +165,7 @@ def test_a_sum_beyond_what_honest_clients_can_make_is_thrown_away(tiny: str) -> 
 
 def test_a_server_cannot_lift_the_bound_of_a_client(tiny: str, tmp_path: Path) -> None:
     recipe = load(tiny, ["privacy.trust=local", "sampling={kind: fixed, cohort: 12}"])
-    loop = loop_of(recipe, engine(12, state=tmp_path))
+    loop = loop_over(recipe, engine(12, state=tmp_path))
     state = loop.start()
     with pytest.raises(Abandoned, match="of 12"):
         loop.engine.train(state.parameters, np.arange(12), 0, loop.total, torch.tensor([1e6], dtype=torch.float64))
@@ -188,7 +179,7 @@ def test_an_abandoned_step_keeps_its_cohort_until_it_is_answered(tiny: str, tmp_
     def fate(kind: str, node: int, parcel: Parcel) -> str:
         return "" if answers or kind != TRAIN else "gone"
 
-    loop = loop_of(recipe, engine(12, fate, Terms(deadline=1, poll=0, tries=1, minimum=1.0), state=tmp_path))
+    loop = loop_over(recipe, engine(12, fate, Terms(deadline=1, poll=0, tries=1, minimum=1.0), state=tmp_path))
     state = loop.start()
     with pytest.raises(Abandoned):
         loop.step(state)

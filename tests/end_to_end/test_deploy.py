@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,6 @@ from safetensors.torch import load_file
 pytest.importorskip("flwr", reason="deployment needs Flower: pip install 'confide[deploy]'")
 
 from confide.deploy import keys
-from confide.deploy.loopback import Loopback, free_port, listens
 from confide.errors import UserError
 from confide.federated.parameters import Layout, flatten
 from confide.privacy.ledger import FILE, Ledger
@@ -31,6 +30,7 @@ from confide.recipe import load
 from confide.run import Loop
 from confide.runs import folder
 from confide.runs.simulation import simulate
+from support.loopback import Loopback, free_port, listens
 
 RECIPE = """\
 task: {kind: convex/quadratics, users: 3, dimension: 6, rank: 3}
@@ -59,6 +59,16 @@ def until(done: Callable[[], bool], log: Path, seconds: float = 400.0) -> None:
 def model_of(run: Path, layout: Layout) -> torch.Tensor:
     found = load_file(run / folder.MODEL)
     return flatten({name: found[name] for name in layout.names})
+
+
+def run_three(place: Path, recipe: str, words: Callable[[int], Sequence[object]]) -> Path:
+    """The folder of a whole run with three clients of one user each; `words` are what each client is told besides."""
+    with Loopback(place, 3) as here:
+        for number in range(3):
+            here.client(number, [number], *words(number))
+        here.serve(recipe, "--wait-for", 3, "--minimum", 1)
+        here.finish()
+    return here.run
 
 
 def check_same(run: Path, recipe: str) -> Loop:
@@ -108,12 +118,8 @@ def test_a_federation_with_a_killed_client_and_a_killed_server(tmp_path: Path) -
 
 def test_local_noise_over_the_network_gives_the_model_and_the_ledger_of_one_process(tmp_path: Path) -> None:
     recipe = written(tmp_path, RECIPE.replace("delta", "trust: local, delta").replace("steps: 20", "steps: 4"))
-    with Loopback(tmp_path, 3) as here:
-        for number in range(3):
-            here.client(number, [number], "--state", f"state-{number}")
-        here.serve(recipe, "--wait-for", 3, "--minimum", 1)
-        here.finish()
-    alone = check_same(here.run, recipe)
+    run = run_three(tmp_path, recipe, lambda number: ("--state", f"state-{number}"))
+    alone = check_same(run, recipe)
     counts = [Ledger.read(path).count for path in tmp_path.glob(f"state-*/{FILE}")]
     assert sum(counts) == sum(len(alone.plan.cohort(step)) for step in range(4))
 
@@ -211,12 +217,7 @@ def test_clients_with_data_of_their_own_make_the_model_of_one_process(
 ) -> None:
     text = make(tmp_path).replace("PLACE", str(tmp_path)).replace("ENCODER", str(tiny_model("masked")))
     recipe = written(tmp_path, text)
-    with Loopback(tmp_path, 3) as here:
-        for number in range(3):
-            here.client(number, [number], recipe, "--data", f"data-{number}{ending}")
-        here.serve(recipe, "--wait-for", 3, "--minimum", 1)
-        here.finish()
-    check_same(here.run, recipe)
+    check_same(run_three(tmp_path, recipe, lambda number: (recipe, "--data", f"data-{number}{ending}")), recipe)
 
 
 def test_the_plain_app_runs_on_a_stock_superlink_and_supernode(tmp_path: Path) -> None:

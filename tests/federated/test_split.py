@@ -29,7 +29,7 @@ from confide.recipe import Recipe, load, parse
 from confide.runs import checkpoint, folder
 from confide.runs.records import evaluate
 from confide.runs.simulation import simulate
-from confide.theory.problems import Layered, Shape
+from support.problems import Layered, Shape
 
 CALM = settings(deadline=None)  # a property holds on a busy machine as well
 positive = st.floats(-6, 6).map(lambda exponent: 10.0**exponent)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +19,8 @@ from torch import Tensor
 from confide.errors import UserError
 from confide.privacy import factorisation as f
 from confide.randomness import generator
+from support import prefix_sums
+from support.prefix_sums_figure import draw_factorisation
 
 Array = NDArray[np.float64]
 SIGNED = np.array([1.0, -0.6, 0.3])
@@ -76,7 +76,7 @@ def test_optimised_coefficients_are_a_minimum_and_no_worse_than_the_root(bands: 
 
 def test_optimising_pays_when_bands_are_few() -> None:
     root, best = f.root_coefficients(8), f.optimised_coefficients(8, 500)
-    assert f.banded_variance(best, 500, 50).sum() < 0.85 * f.banded_variance(root, 500, 50).sum()
+    assert prefix_sums.banded_variance(best, 500, 50).sum() < 0.85 * prefix_sums.banded_variance(root, 500, 50).sum()
 
 
 def test_one_band_has_nothing_to_optimise() -> None:
@@ -207,7 +207,7 @@ def test_a_separation_below_the_bands_would_break_the_formula_and_is_refused() -
 def test_no_user_moves_what_was_released_by_more_than_one_over_z_deviations_of_its_noise(released: int) -> None:
     """From the outside: the noise that the stream makes, and the farthest that one user can shift the releases."""
     coefficients, rounds, separation, z = f.optimised_coefficients(4, 12), 12, 4, 0.7
-    deviation = f.noise_deviation(z, coefficients, rounds, separation)
+    deviation = z * f.sensitivity(coefficients, rounds, separation)
     responses = deviation * stream(coefficients, np.eye(rounds))[:released]  # of each release to each fresh value
     precision = np.linalg.inv(responses @ responses.T)
     farthest = 0.0
@@ -215,7 +215,7 @@ def test_no_user_moves_what_was_released_by_more_than_one_over_z_deviations_of_i
         shift = np.zeros(released)
         shift[list(pattern)] = 1
         farthest = max(farthest, float(np.sqrt(shift @ precision @ shift)))
-    assert farthest == pytest.approx(1 / f.gaussian_multiplier(deviation, coefficients, released, separation))
+    assert farthest == pytest.approx(f.sensitivity(coefficients, released, separation) / deviation)
     assert farthest <= 1 / z + 1e-12
     assert released < rounds or farthest == pytest.approx(1 / z)
 
@@ -275,42 +275,31 @@ def dense_trees(rounds: int, separation: int, length: int) -> float:
 @pytest.mark.parametrize(("rounds", "separation"), [(1, 1), (8, 8), (13, 4), (30, 7), (40, 3)])
 def test_tree_variance_is_that_of_trees_written_out(rounds: int, separation: int) -> None:
     expected = min(dense_trees(rounds, separation, length) for length in (rounds, separation))
-    assert f.tree_variance(rounds, separation).sum() == pytest.approx(expected)
+    assert prefix_sums.tree_variance(rounds, separation).sum() == pytest.approx(expected)
 
 
 def test_independent_noise_is_the_factorisation_with_one_band() -> None:
     np.testing.assert_allclose(
-        f.independent_variance(50, 7), f.banded_variance(f.root_coefficients(1), 50, 7), rtol=1e-12
+        prefix_sums.independent_variance(50, 7), prefix_sums.banded_variance(f.root_coefficients(1), 50, 7), rtol=1e-12
     )
 
 
 def test_banded_variance_is_that_of_the_prefix_sums_of_the_streamed_noise() -> None:
     coefficients = f.optimised_coefficients(5, 30)
-    sums = np.cumsum(stream(coefficients, np.eye(30)), axis=0) * f.noise_deviation(1, coefficients, 30, 6)
-    np.testing.assert_allclose(f.banded_variance(coefficients, 30, 6), np.square(sums).sum(axis=1))
+    sums = np.cumsum(stream(coefficients, np.eye(30)), axis=0) * f.sensitivity(coefficients, 30, 6)
+    np.testing.assert_allclose(prefix_sums.banded_variance(coefficients, 30, 6), np.square(sums).sum(axis=1))
 
 
 def test_banded_noise_beats_independent_noise_and_trees_at_the_same_privacy() -> None:
-    total = {name: float(variance.sum()) for name, variance in f.compare(200, 20, (16, 20)).items()}
+    total = {name: float(variance.sum()) for name, variance in prefix_sums.compare(200, 20, (16, 20)).items()}
     for name in ("square root, 16 bands", "optimised, 16 bands", "optimised, 20 bands"):
         assert total[name] < 0.13 * total["independent noise"]
         assert total[name] < 0.40 * total["binary tree"]
 
 
-def _benchmark() -> Any:
-    """The script beside the package that draws the figure of the documentation."""
-    place = Path(__file__).parents[2] / "benchmarks" / "factorisation.py"
-    spec = importlib.util.spec_from_file_location("factorisation_benchmark", place)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_figure_is_drawn(tmp_path: Path) -> None:
-    tables = {rounds: f.compare(rounds, 10, (2, 4)) for rounds in (10, 30)}
-    path = _benchmark().draw_factorisation(tmp_path / "figures" / "error.png", 10, tables)
+    tables = {rounds: prefix_sums.compare(rounds, 10, (2, 4)) for rounds in (10, 30)}
+    path = draw_factorisation(tmp_path / "figures" / "error.png", 10, tables)
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
@@ -331,10 +320,6 @@ ROOT = f.root_coefficients(2)
         (lambda: f.sensitivity(np.array([]), 9, 4), "coefficients="),
         (lambda: f.sensitivity(np.array([2.0, 1.0]), 9, 4), "begin with 1"),
         (lambda: f.sensitivity(np.array([1.0, math.nan]), 9, 4), "finite"),
-        (lambda: f.noise_deviation(0, ROOT, 9, 4), "noise_multiplier=0"),
-        (lambda: f.noise_deviation(math.inf, ROOT, 9, 4), "noise_multiplier=inf"),
-        (lambda: f.gaussian_multiplier(-1, ROOT, 9, 4), "deviation=-1"),
-        (lambda: f.gaussian_multiplier(math.nan, ROOT, 9, 4), "deviation=nan"),
         (lambda: f.cyclic_separation(10, 0), "cohort=0"),
         (lambda: f.cyclic_cohort(10, 11, 0, 0), "cohort=11 is larger than the population of 10"),
     ],

@@ -250,7 +250,7 @@ def test_every_multiple_of_the_grid_is_released_as_often_as_it_should_be(kind: t
 def test_rounding_is_dithered_evenly_between_two_multiples_of_the_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the Gaussian held at 0, three tenths of the way give the upper multiple three times in ten."""
     centre_then_dither = Words(lambda size: bytes(size - size // 4) + np.random.default_rng(0).bytes(size // 4))
-    monkeypatch.setattr(gaussian, "_keystream", lambda *_: centre_then_dither)
+    monkeypatch.setattr(gaussian, "keystream", lambda *_: centre_then_dither)
     for kind in KINDS:
         steps = release(5.3 * grid(1.0), kind, BLOCK).double().numpy() / grid(1.0)
         assert set(steps.tolist()) == {5.0, 6.0}
@@ -279,7 +279,7 @@ def test_words_of_nothing_but_zeros_or_ones_give_finite_noise(monkeypatch: pytes
     """Ones are the deepest tail, which the system source fills with fresh bits; zeros are the centre."""
     for byte in (b"\0", b"\xff"):
         stuck = Words(byte.__mul__)
-        monkeypatch.setattr(gaussian, "_keystream", lambda *_, stuck=stuck: stuck)
+        monkeypatch.setattr(gaussian, "keystream", lambda *_, stuck=stuck: stuck)
         for source in SOURCES:
             for kind in KINDS:
                 values = draw(source, 1000, kind=kind)

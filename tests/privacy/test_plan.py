@@ -129,7 +129,7 @@ def test_the_papers_scale_gives_the_papers_multiplier(s: float, cohort: int, z: 
 @CALM
 @given(weights=weight_lists, rate=st.floats(0.01, 1), z=st.floats(1e-3, 100))
 def test_multiplier_and_scale_of_the_average_are_inverse(weights: Weights, rate: float, z: float) -> None:
-    there = noise.average_of_multiplier(z, rate, weights)
+    there = z * float(weights.max()) / rate  # s = z max(w) / q
     assert noise.multiplier_of_average(there, rate, weights) == pytest.approx(z, rel=1e-12)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from confide.report.figures.corpus import draw_corpora
 from confide.speech.corpus import Corpus, Skipped, Utterance
-from confide.speech.statistics import TABLE_2, statistics, summed_up
+from confide.speech.statistics import TABLE_2, statistics, summarise
 
 
 def corpus(minutes: dict[str, list[float]]) -> Corpus:
@@ -40,7 +40,7 @@ def test_a_corpus_is_counted_per_speaker() -> None:
 
 @given(st.lists(st.floats(0.01, 1e4), min_size=1, max_size=50))
 def test_summaries_agree_with_numpy(values: list[float]) -> None:
-    summary = summed_up(values)
+    summary = summarise(values)
     assert summary.mean == pytest.approx(np.mean(values))
     assert summary.deviation == pytest.approx(np.std(values), abs=1e-9, rel=1e-6)
     assert summary.median == pytest.approx(np.median(values))

@@ -26,9 +26,9 @@ from confide.runs import checkpoint, folder
 from confide.theory import measure as measuring
 from confide.theory.diagnose import diagnose
 from confide.theory.measure import Measured, measure
-from confide.theory.problems import Layered, Shape
 from confide.theory.terms import CAUSES, Centre, central_step, split_error
-from confide.theory.trials import trial
+from support.problems import Layered, Shape
+from support.trials import trial
 
 torch.set_num_threads(1)
 
@@ -118,7 +118,7 @@ def test_the_noise_and_cohort_terms_are_the_variances_that_a_step_has() -> None:
         assert float(parts.terms[:, CAUSES.index("noise")].sum()) == 0
     plan = plan_of(12, 2.0, 0.8)
     parts = split_error(found, rule, plan, rates(1.0, 1.0))
-    x = parts.contraction
+    x = parts.shortened * found.reach * found.noise_curvature
     weight = x / (2 - x) / (parts.shortened * found.reach) ** 2
     spread = (2.0 * 0.8 / 12) ** 2
     assert parts.terms[:, CAUSES.index("noise")].tolist() == pytest.approx(

@@ -1,6 +1,7 @@
 """Candidates side by side: one process each, rounds in turn, so that whatever else the machine does falls on all alike.
 
 Medians over rounds after warm-up, and ratios: how many times as long as this project's best each of the others takes.
+Runners of other systems and of plain PyTorch lie in `benchmarks/peers` of the source tree; the wheel has none of them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ WORKLOADS = {
 }
 LONGEST = 600.0  # seconds that a candidate may take to start or for a round
 PEERS = ("pfl", "flower", "fedjax")
+RUNNERS = Path(confide.__file__).parents[2] / "benchmarks" / "peers"
+NO_RUNNERS = "not part of an installed package; its runner is in benchmarks/peers of the source tree"
 Say = Callable[[str], None]
 
 
@@ -46,6 +49,11 @@ class Candidate:
     def name(self) -> str:
         return f"{self.system}, {self.setting}" if self.setting else self.system
 
+    @property
+    def foreign(self) -> bool:
+        """Whether its runner lies outside the package."""
+        return any(word.startswith(f"{RUNNERS.name}.") for word in self.command)
+
 
 @dataclass
 class Measured:
@@ -62,15 +70,14 @@ class Measured:
 
 def candidates(workload: str, parameters: int) -> list[Candidate]:
     """Whom to compare on a workload."""
-    ours, floors = ("confide.bench.ours", workload), ("confide.bench.floors", workload)
-    peers = "confide.bench.peers."
+    ours, floors = ("confide.bench.ours", workload), ("peers.floors", workload)
     if workload == "C":
         size = ("--parameters", str(parameters))
         return [
             Candidate(OURS, "", (*ours, *size)),
             Candidate("one subtraction, norm and addition; normal_", "", (*floors, "flat", *size)),
-            Candidate("pfl", "", (f"{peers}pfl_runner", workload, *size), "pfl"),
-            Candidate("flower", "", (f"{peers}flower_runner", workload, *size), "flower"),
+            Candidate("pfl", "", ("peers.pfl_runner", workload, *size), "pfl"),
+            Candidate("flower", "", ("peers.flower_runner", workload, *size), "flower"),
         ]
     found = [Candidate(OURS, f"{n} workers", (*ours, "--workers", str(n))) for n in (1, 2)]
     found += [
@@ -79,13 +86,13 @@ def candidates(workload: str, parameters: int) -> list[Candidate]:
     ]
     two = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
     found += [
-        Candidate("pfl", "1 process", (f"{peers}pfl_runner", workload), "pfl"),
-        Candidate("pfl", "2 processes", (*two, f"{peers}pfl_runner", workload), "pfl"),
-        Candidate("flower", "", (f"{peers}flower_runner", workload), "flower"),
+        Candidate("pfl", "1 process", ("peers.pfl_runner", workload), "pfl"),
+        Candidate("pfl", "2 processes", (*two, "peers.pfl_runner", workload), "pfl"),
+        Candidate("flower", "", ("peers.flower_runner", workload), "flower"),
     ]
-    return (
-        [*found, Candidate("fedjax", "", (f"{peers}fedjax_runner", workload), "fedjax")] if workload == "A" else found
-    )
+    if workload == "A":
+        found.append(Candidate("fedjax", "", ("peers.fedjax_runner", workload), "fedjax"))
+    return found
 
 
 def python_of(candidate: Candidate, peers: Path) -> Path | None:
@@ -101,7 +108,7 @@ class Runner:
 
     def __init__(self, candidate: Candidate, python: Path, package: Path, log: Path) -> None:
         environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
-        # The package alone, and nothing else of this environment, is what runners of other systems may import.
+        # The package and the runners, and nothing else of this environment, is what they may import.
         # Ray would make Flower's clients give way to everything else on the machine.
         environment |= {"PYTHONPATH": str(package), "JAX_PLATFORMS": "cpu", "RAY_worker_niceness": "0"}
         if "plain" not in candidate.command:
@@ -112,7 +119,7 @@ class Runner:
             env=environment, text=True, start_new_session=True,
         )  # fmt: skip
 
-    def hear(self, limit: float = LONGEST) -> dict[str, Any]:
+    def next_answer(self, limit: float = LONGEST) -> dict[str, Any]:
         """The next answer. A process that ends without one gives the end of what it printed."""
         assert self.process.stdout is not None
         if not select.select([self.process.stdout], [], [], limit)[0]:
@@ -126,10 +133,10 @@ class Runner:
 
     def round(self) -> dict[str, Any]:
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # `hear` says why
+        with suppress(BrokenPipeError):  # `next_answer` says why
             self.process.stdin.write("round\n")
             self.process.stdin.flush()
-        return self.hear()
+        return self.next_answer()
 
     def end(self) -> None:
         """By closing its input, and by a signal to its own session if that does not help."""
@@ -167,10 +174,12 @@ def _status(pid: int, key: str) -> float | None:
 
 
 @contextmanager
-def package_alone() -> Iterator[Path]:
-    """A folder that holds this package and nothing else, wherever it is installed."""
+def importable_folder() -> Iterator[Path]:
+    """A folder that holds this package, the runners where there are any, and nothing else."""
     with tempfile.TemporaryDirectory(prefix="confide-bench-") as folder:
         (Path(folder) / "confide").symlink_to(Path(confide.__file__).parent)
+        if RUNNERS.is_dir():
+            (Path(folder) / RUNNERS.name).symlink_to(RUNNERS)
         yield Path(folder)
 
 
@@ -179,10 +188,15 @@ def compare(
 ) -> list[Measured]:
     """All candidates, round by round. Whoever fails is left out with the reason; the others go on."""
     results = [Measured(candidate) for candidate in chosen]
-    with package_alone() as package:
+    if not RUNNERS.is_dir():
+        say(f"only {OURS} itself can be run: there is no {RUNNERS}; for the other systems run this in a source tree")
+    with importable_folder() as package:
         running: list[tuple[Measured, Runner]] = []
         try:
             for number, result in enumerate(results):
+                if result.candidate.foreign and not RUNNERS.is_dir():
+                    result.problem = NO_RUNNERS
+                    continue
                 python = python_of(result.candidate, peers)
                 if python is None:
                     name = result.candidate.environment
@@ -190,7 +204,7 @@ def compare(
                     continue
                 say(f"starting {result.candidate.name}")
                 running.append((result, Runner(result.candidate, python, package, package / f"{number}.log")))
-                _try(result, running[-1][1].hear)
+                _try(result, running[-1][1].next_answer)
             for number in range(warm_up + rounds):
                 for result, runner in running:
                     answer = None if result.problem else _try(result, runner.round)

@@ -15,22 +15,22 @@ from confide.bench import recipes
 from confide.bench.protocol import Gate, serve
 
 STEPS = 100_000
+SIZES = ("cohort", "users", "parameters")
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("workload", choices=["A", "B", "C"])
     options.add_argument("--workers", type=int, default=1)
-    options.add_argument("--cohort", type=int)
-    options.add_argument("--users", type=int)
-    options.add_argument("--parameters", type=int)
+    for name in SIZES:
+        options.add_argument(f"--{name}", type=int)
     given = options.parse_args()
     gate = Gate()
     from confide.build import make_loop
     from confide.privacy.ledger import Ledger
 
     make = {"A": recipes.mlp, "B": recipes.speech, "C": recipes.vector}[given.workload]
-    more: dict[str, Any] = {n: getattr(given, n) for n in ("cohort", "users", "parameters") if getattr(given, n)}
+    more: dict[str, Any] = {n: value for n, value in vars(given).items() if n in SIZES and value}
     loop = make_loop(make(STEPS, **more), lambda header: Ledger.create(None, header), given.workers)
     state = loop.start()
 

@@ -14,40 +14,22 @@ _PRIVATE: dict[str, Any] = {
 }
 
 
+def _recipe(steps: int, cohort: int, task: dict[str, Any], local: dict[str, Any]) -> Recipe:
+    sampling = {"kind": "fixed", "cohort": cohort}
+    return parse({"task": task, "sampling": sampling, "local": local, "run": {"steps": steps}, **_PRIVATE})
+
+
 def mlp(steps: int, cohort: int = 100, **task: Any) -> Recipe:
     """A: one epoch of two batches of ten, at rate 0.1."""
-    return parse(
-        {
-            "task": {"kind": "bench/mlp", **task},
-            "sampling": {"kind": "fixed", "cohort": cohort},
-            "local": {"epochs": 1, "batch_size": 10, "learning_rate": 0.1},
-            "run": {"steps": steps},
-            **_PRIVATE,
-        }
-    )
+    local = {"epochs": 1, "batch_size": 10, "learning_rate": 0.1}
+    return _recipe(steps, cohort, {"kind": "bench/mlp", **task}, local)
 
 
 def speech(steps: int, cohort: int = 16, **task: Any) -> Recipe:
     """B: two steps on all of a user's utterances."""
-    return parse(
-        {
-            "task": {"kind": "bench/speech", **task},
-            "sampling": {"kind": "fixed", "cohort": cohort},
-            "local": {"steps": 2, "learning_rate": 0.1},
-            "run": {"steps": steps},
-            **_PRIVATE,
-        }
-    )
+    return _recipe(steps, cohort, {"kind": "bench/speech", **task}, {"steps": 2, "learning_rate": 0.1})
 
 
 def vector(steps: int, cohort: int = 4, **task: Any) -> Recipe:
     """C: one step that hardly trains, so that what is measured is what privacy costs."""
-    return parse(
-        {
-            "task": {"kind": "bench/vector", **task},
-            "sampling": {"kind": "fixed", "cohort": cohort},
-            "local": {"steps": 1, "learning_rate": 0.1},
-            "run": {"steps": steps},
-            **_PRIVATE,
-        }
-    )
+    return _recipe(steps, cohort, {"kind": "bench/vector", **task}, {"steps": 1, "learning_rate": 0.1})

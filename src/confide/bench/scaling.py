@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from confide.bench.compare import Candidate, Runner, Say, package_alone, peak_mib
+from confide.bench.compare import Candidate, Runner, Say, importable_folder, peak_mib
 from confide.errors import UserError
 
 COHORTS = (16, 100, 1000, 10_000)
@@ -53,10 +53,10 @@ def scale(processes: tuple[int, ...], largest: int, rounds: int, say: Say) -> li
 
 def measure(curve: str, x: int, arguments: tuple[str, ...], rounds: int) -> Point:
     candidate = Candidate("confide", "", ("confide.bench.ours", *arguments))
-    with package_alone() as package:
+    with importable_folder() as package:
         runner = Runner(candidate, Path(sys.executable), package, package / "log")
         try:
-            runner.hear()
+            runner.next_answer()
             times = [float(runner.round()["seconds"]) for _ in range(rounds + 1)][1:]
             return Point(curve, x, median(times), peak_mib(runner.process.pid))
         except UserError as error:

@@ -21,7 +21,7 @@ from confide.federated.cohort import Tally
 from confide.federated.parameters import norm
 from confide.privacy.plan import Plan
 from confide.privacy.trust.own_noise import share_scale
-from confide.privacy.trust.secure import KEYS, MASKED, SHARES, UNMASK, Opening, as_sum, longest, ring_for, threshold
+from confide.privacy.trust.secure import KEYS, MASKED, SHARES, UNMASK, Opening, longest, ring_for, threshold
 
 _ENDS = {KEYS: 0.15, SHARES: 0.3, MASKED: 0.85, UNMASK: 1.0}
 """When an exchange ends, as a share of the deadline: whoever is silent in one leaves time for the next."""
@@ -99,7 +99,7 @@ class Masked(Remote):
                 f"step {step + 1}: the sum is longer ({length:.4g}) than honest clients can make it ({limit:.4g}); it "
                 "was thrown away"
             )
-        as_sum(found, total)
+        total.copy_(found)
 
 
 def _enough(step: int, what: str, here: int, cohort: int, least: int) -> None:

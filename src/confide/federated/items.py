@@ -56,9 +56,9 @@ class Items:
 
     @property
     def drawn(self) -> np.ndarray:
-        """To which unit of the bootstrap each item belongs: its group where those are what is drawn.
+        """The unit of the bootstrap that each item belongs to: its group if it is clustered, else the item itself.
 
-        With a single group its items are drawn: there is nothing else to draw.
+        A single group would leave nothing to draw from, so its items are drawn.
         """
         return self.groups if self.clustered and len(self.names) > 1 else np.arange(len(self.counts))
 
@@ -82,12 +82,9 @@ class Items:
 
     @staticmethod
     def from_json(document: dict[str, Any]) -> Items:
-        return Items(
-            metric=document["metric"], better=document["better"], scale=document["scale"], group=document["group"],
-            clustered=document["clustered"], test=document["test"], names=tuple(document["names"]),
-            groups=np.array(document["groups"], dtype=np.int64),
-            counts=np.array(document["counts"], dtype=np.float64), sizes=np.array(document["sizes"], dtype=np.float64),
-        )  # fmt: skip
+        kinds = {"groups": np.int64, "counts": np.float64, "sizes": np.float64}
+        arrays = {key: np.array(document[key], dtype=kind) for key, kind in kinds.items()}
+        return Items(**{**document, **arrays, "names": tuple(document["names"])})
 
 
 def grouped(names: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray]:

@@ -104,8 +104,9 @@ class PlainTrainer:
         weights, local = self.layout.pieces(self.theta), self.local
         found = [None if gradient is None else gradient.reshape(-1) for gradient in gradients]
         if local.proximal:
-            pulls = zip(found, weights, self.layout.pieces(central), strict=True)
-            found = [_pulled(gradient, local.proximal * (weight - start)) for gradient, weight, start in pulls]
+            pairs = zip(weights, self.layout.pieces(central), strict=True)
+            pulls = [local.proximal * (weight - start) for weight, start in pairs]
+            found = [pull if g is None else pull.add_(g) for g, pull in zip(found, pulls, strict=True)]
         if local.gradient_clip is not None:
             norms = [torch.linalg.vector_norm(gradient) for gradient in found if gradient is not None]
             rate *= min(1.0, local.gradient_clip / max(float(torch.stack(norms).norm()), 1e-30))
@@ -116,10 +117,6 @@ class PlainTrainer:
             pass
 
 
-def _pulled(gradient: Tensor | None, pull: Tensor) -> Tensor:
-    return pull if gradient is None else pull.add_(gradient)
-
-
 def batches(task: Task, local: LocalTraining, user: int, draw: np.random.Generator) -> Iterator[np.ndarray | None]:
     """The examples of each local step; None stands for all of them."""
     held = int(task.examples[user])
@@ -127,11 +124,11 @@ def batches(task: Task, local: LocalTraining, user: int, draw: np.random.Generat
         yield from repeat(None, local.steps or local.epochs or 0)
         return
     passes = count() if local.steps else range(local.epochs or 0)
-    made = (batch for _ in passes for batch in packed(task, local, user, draw.permutation(held)))
+    made = (batch for _ in passes for batch in cut_into_batches(task, local, user, draw.permutation(held)))
     yield from islice(made, local.steps)
 
 
-def packed(task: Task, local: LocalTraining, user: int, order: np.ndarray) -> Iterator[np.ndarray]:
+def cut_into_batches(task: Task, local: LocalTraining, user: int, order: np.ndarray) -> Iterator[np.ndarray]:
     """One pass over the user's examples in this order, cut into batches."""
     size, limit, seconds = local.batch_size, local.batch_seconds, task.seconds(user)
     start = 0

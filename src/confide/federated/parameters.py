@@ -149,10 +149,14 @@ _WORTH_THREADS = 8_000_000
 _pools: dict[int, ThreadPoolExecutor] = {}
 
 
+def usable_cores() -> int:
+    """The processors that this process may use, which a container or `taskset` can make fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def in_threads(work: Callable[[Any], Any], items: Sequence[Any], vector: Tensor) -> Iterable[Any]:
     """Passes over large vectors are shared by the processors that this process may use; the result does not change."""
-    size = vector.numel() if vector.device.type == "cpu" else 0
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    size, cores = vector.numel() if vector.device.type == "cpu" else 0, usable_cores()
     if size < _WORTH_THREADS or cores < 2 or current_process().daemon:  # a worker process has one core to itself
         return map(work, items)
     if os.getpid() not in _pools:

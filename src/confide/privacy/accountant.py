@@ -30,18 +30,15 @@ def epsilon(events: Iterable[Event], delta: float, accountant: Accountant) -> fl
     if len({event.adjacency for event in counts}) > 1:
         raise UserError("events with different adjacency cannot be composed: a run uses one sampler")
     # Only these decide the loss; the rest of an event is for the reader.
-    key = Counter[_Key]()
+    merged = Counter[_Key]()
     for event, count in counts.items():
-        key[(event.sampler, event.cohort, event.population, event.rate, event.noise_multiplier)] += count
-    return _epsilon(tuple(sorted(key.items())), delta, accountant)
+        merged[_key(event)] += count
+    return _epsilon(tuple(sorted(merged.items())), delta, accountant)
 
 
 def noise_multiplier(target_epsilon: float, delta: float, steps: int, accountant: Accountant, template: Event) -> float:
     """The smallest noise multiplier with which `steps` events like `template` stay within the target."""
-    return _calibrate(
-        target_epsilon, delta, steps, accountant,
-        template.sampler, template.cohort, template.population, template.rate,
-    )  # fmt: skip
+    return _calibrate(target_epsilon, delta, steps, accountant, _key(template)[:4])
 
 
 def check_supported(event: Event, accountant: Accountant) -> None:
@@ -68,6 +65,10 @@ _Key = tuple[Sampler, float, int, float, float]
 _ORDERS = [1 + x / 10 for x in range(1, 100)] + [*range(11, 64), 80, 96, 128, 192, 256, 384, 512, 768, 1024]
 
 
+def _key(event: Event) -> _Key:
+    return event.sampler, event.cohort, event.population, event.rate, event.noise_multiplier
+
+
 @lru_cache(maxsize=4096)
 def _epsilon(counts: tuple[tuple[_Key, int], ...], delta: float, accountant: Accountant) -> float:
     import dp_accounting
@@ -76,12 +77,12 @@ def _epsilon(counts: tuple[tuple[_Key, int], ...], delta: float, accountant: Acc
         return 0.0
     # dp-accounting warns about every Renyi order that it leaves out; leaving one out keeps the bound valid.
     logging.getLogger("absl").setLevel(logging.ERROR)
-    replace = counts[0][0][0] == "fixed"
-    if counts[0][0][0] == "local":
-        # Any two data sets of a user are compared: a message moves by up to twice the bound that z is measured in.
-        counts = tuple((("everyone", cohort, k, 1.0, z / 2), n) for (_, cohort, k, _, z), n in counts)
-    elif counts[0][0][0] == "cyclic":
-        counts = tuple((("everyone", cohort, k, 1.0, z), n) for (_, cohort, k, _, z), n in counts)
+    kind = counts[0][0][0]
+    replace = kind == "fixed"
+    if kind in ("local", "cyclic"):
+        # Local: any two data sets of a user are compared, so a message moves by up to twice what z is measured in.
+        share = 0.5 if kind == "local" else 1.0
+        counts = tuple((("everyone", cohort, k, 1.0, z * share), n) for (_, cohort, k, _, z), n in counts)
     relation = dp_accounting.NeighboringRelation
     adjacency = relation.REPLACE_ONE if replace else relation.ADD_OR_REMOVE_ONE
     if accountant == "rdp":
@@ -112,8 +113,7 @@ def _epsilon(counts: tuple[tuple[_Key, int], ...], delta: float, accountant: Acc
 
 def rough_epsilon(event: Event, count: int, delta: float) -> float:
     """An upper bound for so many equal releases, loose, in milliseconds: where to begin a search."""
-    key = (event.sampler, event.cohort, event.population, event.rate, event.noise_multiplier)
-    return _rough_epsilon(((key, count),), delta)
+    return _rough_epsilon(((_key(event), count),), delta)
 
 
 def _interval(counts: tuple[tuple[_Key, int], ...], delta: float) -> float | None:
@@ -148,11 +148,10 @@ def _rough_epsilon(counts: tuple[tuple[_Key, int], ...], delta: float) -> float:
 
 @lru_cache(maxsize=256)
 def _calibrate(
-    target: float, delta: float, steps: int, accountant: Accountant,
-    sampler: Sampler, cohort: float, population: int, rate: float,
-) -> float:  # fmt: skip
+    target: float, delta: float, steps: int, accountant: Accountant, sampled: tuple[Sampler, float, int, float]
+) -> float:
     def spent(z: float) -> float:
-        return _epsilon((((sampler, cohort, population, rate, z), steps),), delta, accountant)
+        return _epsilon((((*sampled, z), steps),), delta, accountant)
 
     # Epsilon falls as the noise grows: bracket the target, then halve, always keeping the side that is within it.
     high = 1.0

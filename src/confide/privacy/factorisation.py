@@ -32,7 +32,6 @@ shorter length.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -42,12 +41,6 @@ from torch import Tensor
 
 from confide.errors import UserError
 from confide.randomness import generator
-
-__all__ = [
-    "banded_variance", "compare", "cyclic_cohort", "cyclic_separation", "gaussian_multiplier", "independent_variance",
-    "init", "next_noise", "noise_deviation", "optimised_coefficients", "participations", "root_coefficients",
-    "sensitivity", "tree_variance",
-]  # fmt: skip
 
 Array = NDArray[np.float64]
 DECIMALS = 6
@@ -92,16 +85,16 @@ def _optimised(bands: int, rounds: int) -> tuple[float, ...]:
 
 def _loss(coefficients: Array, rounds: int) -> tuple[float, Array]:
     """||c||^2 ||B||_F^2 and its gradient, by one solve with C and one with its transpose."""
-    column = _solve(coefficients, np.ones(rounds))  # (rounds,) first column of B = A C^-1, which is Toeplitz too
+    column = solve(coefficients, np.ones(rounds))  # (rounds,) first column of B = A C^-1, which is Toeplitz too
     weight = np.arange(rounds, 0, -1.0)  # how often each of its entries occurs in B
     energy, total = float(coefficients @ coefficients), float(weight @ np.square(column))
-    adjoint = _solve(coefficients, (2 * weight * column)[::-1])[::-1]
+    adjoint = solve(coefficients, (2 * weight * column)[::-1])[::-1]
     inner = [float(adjoint[j:] @ column[: max(rounds - j, 0)]) for j in range(len(coefficients))]
     return energy * total, 2 * coefficients * total - energy * np.array(inner)
 
 
-def _solve(coefficients: Array, right: Array) -> Array:
-    """x with C x = right."""
+def solve(coefficients: Array, right: Array) -> Array:
+    """Find x with C x = right."""
     back = len(coefficients) - 1
     backwards = coefficients[:0:-1].copy()  # c_back .. c_1
     x = np.zeros(back + len(right))  # zeros stand for the rounds before the first
@@ -138,24 +131,6 @@ def sensitivity(coefficients: Array, rounds: int, separation: int) -> float:
     left = rounds - np.arange(0, rounds, separation)
     energy = np.cumsum(np.square(coefficients))
     return math.sqrt(float(energy[np.minimum(left, len(coefficients)) - 1].sum()))
-
-
-def noise_deviation(multiplier: float, coefficients: Array, rounds: int, separation: int) -> float:
-    """Standard deviation of the fresh noise, in units of the bound on one contribution, that gives z = multiplier."""
-    if not (multiplier > 0 and math.isfinite(multiplier)):
-        raise UserError(f"noise_multiplier={multiplier} must be a positive number")
-    return multiplier * sensitivity(coefficients, rounds, separation)
-
-
-def gaussian_multiplier(deviation: float, coefficients: Array, rounds: int, separation: int) -> float:
-    """z of the one Gaussian mechanism that the first `rounds` rounds are; see the guarantee at the top.
-
-    `deviation` is that of the fresh noise, in units of the bound on one contribution. C is lower-triangular, so any
-    number of rounds up to the run's own may be asked for: epsilon so far is that of a Gaussian with this z.
-    """
-    if not (deviation > 0 and math.isfinite(deviation)):
-        raise UserError(f"noise deviation={deviation} must be a positive number")
-    return deviation / sensitivity(coefficients, rounds, separation)
 
 
 # Streaming noise.
@@ -218,62 +193,6 @@ def _order(population: int, seed: int) -> NDArray[np.int64]:
     order = generator(seed, "cohort/cyclic").permutation(population)
     order.flags.writeable = False
     return order
-
-
-# Comparison: the variance of each prefix sum for z = 1 and contributions of norm 1, everyone under the cyclic schedule.
-
-
-def banded_variance(coefficients: Array, rounds: int, separation: int) -> Array:
-    """(rounds,) for this mechanism: squared norms of the rows of B, times the squared sensitivity."""
-    column = _solve(coefficients, np.ones(rounds))
-    return sensitivity(coefficients, rounds, separation) ** 2 * np.cumsum(np.square(column))
-
-
-def independent_variance(rounds: int, separation: int) -> Array:
-    """(rounds,) for independent noise: k Gaussian releases of multiplier sqrt(k) are one of multiplier 1, exactly."""
-    return participations(rounds, separation) * np.arange(1.0, rounds + 1)
-
-
-def tree_variance(rounds: int, separation: int) -> Array:
-    """(rounds,) for binary trees: one for the whole run or one for each pass, whichever has the smaller total.
-
-    Nodes are estimated from below (Honaker 2015; "efficient tree" in Kairouz et al. 2021): a node of height h has
-    variance 1 / (2 - 2^-h). Nodes that are not complete within the run are not released. A user's contributions to one
-    node add up, which is what a whole-run tree pays for.
-    """
-    options = [_trees(rounds, separation, length) for length in {rounds, min(rounds, separation)}]
-    return min(options, key=lambda variance: float(variance.sum()))
-
-
-def _trees(rounds: int, separation: int, length: int) -> Array:
-    """Trees of `length` leaves, one after the other."""
-    turn = np.arange(rounds) % separation == np.arange(min(rounds, separation))[:, None]  # (groups, rounds)
-    before = np.pad(np.cumsum(turn, axis=1), ((0, 0), (1, 0)))  # participations before each round
-    squared = np.zeros(len(turn))
-    variance, base = np.zeros(rounds), 0.0
-    for start in range(0, rounds, length):
-        leaves = min(length, rounds - start)
-        for height in range(leaves.bit_length()):
-            edges = start + np.arange(0, leaves + 1, 2**height)  # complete nodes lie between neighbouring edges
-            squared += np.square(np.diff(before[:, edges], axis=1)).sum(axis=1)
-            covers = np.arange(1, leaves + 1) >> height & 1  # prefixes in whose sum a node of this height occurs
-            variance[start : start + leaves] += covers / (2 - 2.0**-height)
-        variance[start : start + leaves] += base
-        base = float(variance[start + leaves - 1])
-    return float(squared.max()) * variance
-
-
-def compare(rounds: int, separation: int, bands: Sequence[int]) -> dict[str, Array]:
-    """Name of a mechanism -> (rounds,) variance of its prefix sums, all with the same guarantee."""
-    table = {
-        "independent noise": independent_variance(rounds, separation),
-        "binary tree": tree_variance(rounds, separation),
-    }
-    for count in bands:
-        table[f"square root, {count} bands"] = banded_variance(root_coefficients(count), rounds, separation)
-        best = optimised_coefficients(count, rounds)
-        table[f"optimised, {count} bands"] = banded_variance(best, rounds, separation)
-    return table
 
 
 def _positive(name: str, value: int) -> None:

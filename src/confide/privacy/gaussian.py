@@ -50,10 +50,11 @@ import hashlib
 import math
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -61,6 +62,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from torch import Tensor
 
 from confide.errors import UserError
+from confide.federated.parameters import usable_cores
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BLOCK = 1 << 19
@@ -81,36 +83,31 @@ class Address:
     purpose: str = "noise"
 
 
-class Source(Protocol):
+class Source(ABC):
     """Standard normal noise. Both methods return the sum of squares of what they drew, added up in a fixed order."""
 
-    @property
-    def repeatable(self) -> bool:
-        """Whether the same address gives the same noise again; if not, each draw needs a ledger line of its own."""
-        ...
+    repeatable: ClassVar[bool]
+    """Whether the same address gives the same noise again; if not, each draw needs a ledger line of its own."""
 
     def fill(self, out: Tensor, address: Address) -> float:
         """Overwrite a flat vector."""
-        ...
+        return self._draw(out, 1.0, address, True)
 
     def add(self, out: Tensor, scale: float, address: Address) -> float:
         """Add noise of standard deviation `scale` to a flat vector."""
-        ...
+        return self._draw(out, scale, address, False)
+
+    @abstractmethod
+    def _draw(self, out: Tensor, scale: float, at: Address, overwrite: bool) -> float: ...
 
 
 @dataclass(frozen=True)
-class Seeded:
+class Seeded(Source):
     """Repeatable noise for research. Not for release: whoever knows the seed can subtract it."""
 
     seed: int
     threads: int | None = None
     repeatable: ClassVar[bool] = True
-
-    def fill(self, out: Tensor, address: Address) -> float:
-        return self._draw(out, 1.0, address, True)
-
-    def add(self, out: Tensor, scale: float, address: Address) -> float:
-        return self._draw(out, scale, address, False)
 
     def _draw(self, out: Tensor, scale: float, at: Address, overwrite: bool) -> float:
         place = f"{self.seed}/{at.purpose}/{at.step}/{at.user}/{at.attempt}"
@@ -127,19 +124,13 @@ class Seeded:
 
 
 @dataclass(frozen=True)
-class System:
+class System(Source):
     """Cryptographic noise for a release: a fresh key for every call, so addresses are not used and nothing repeats."""
 
     threads: int | None = None
     repeatable: ClassVar[bool] = False
 
-    def fill(self, out: Tensor, address: Address) -> float:
-        return self._draw(out, 1.0, True)
-
-    def add(self, out: Tensor, scale: float, address: Address) -> float:
-        return self._draw(out, scale, False)
-
-    def _draw(self, out: Tensor, scale: float, overwrite: bool) -> float:
+    def _draw(self, out: Tensor, scale: float, at: Address, overwrite: bool) -> float:
         kind: type[Any] = np.float64 if out.dtype == torch.float64 else np.float32
         step = grid(scale)
         # Adding and subtracting this rounds to multiples of `step`, which is what its last bit is worth. Values so
@@ -157,10 +148,10 @@ class System:
             np.subtract(part, anchor, out=part)
             return squares
 
-        key = os.urandom(32)
-        return _over_blocks(
-            out, scale, key, self.threads, lambda pairs: _Scratch(pairs, np.int64, np.int32, np.float32, True), one
-        )
+        def make(pairs: int) -> _Scratch:
+            return _Scratch(pairs, np.int64, np.int32, np.float32, True)
+
+        return _over_blocks(out, scale, os.urandom(32), self.threads, make, one)
 
 
 def grid(scale: float) -> float:
@@ -233,33 +224,30 @@ def _rounded_up(value: float, kind: np.dtype[Any]) -> Array:
     return near if float(near) >= value else np.nextafter(near, np.array(np.inf, dtype=kind))
 
 
-def _keystream(key: bytes, block: int) -> CipherContext:
+def keystream(key: bytes, block: int) -> CipherContext:
+    """AES in counter mode, from counter `block` times 2^64 on."""
     return Cipher(algorithms.AES(key), modes.CTR((block << 64).to_bytes(_AES_BLOCK, "big"))).encryptor()
 
 
 def _over_blocks(
-    out: Tensor,
-    scale: float,
-    key: bytes,
-    threads: int | None,
-    make: Callable[[int], _Scratch],
+    out: Tensor, scale: float, key: bytes, threads: int | None, make: Callable[[int], _Scratch],
     one: Callable[[Array, _Scratch], float],
-) -> float:
+) -> float:  # fmt: skip
     """Run `one` over every block of a vector, and add up what it returns."""
     vector = _as_array(out, scale)
-    own = threading.local()  # every thread has its own scratch, made once
+    own: dict[int, _Scratch] = {}  # every thread has its own, made once
 
     def block(index: int) -> float:
         part = vector[index * BLOCK : (index + 1) * BLOCK]
         pairs = (len(part) + 1) // 2
-        scratch = getattr(own, "scratch", None)
+        scratch = own.get(threading.get_ident())
         if scratch is None or len(scratch.first) != pairs:
-            scratch = own.scratch = make(pairs)
-        _keystream(key, index).update_into(scratch.zeros, scratch.stream)
+            scratch = own[threading.get_ident()] = make(pairs)
+        keystream(key, index).update_into(scratch.zeros, scratch.stream)
         return one(part, scratch)
 
     blocks = range(-(-len(vector) // BLOCK))
-    workers = min(threads or _cores(), len(blocks))
+    workers = min(threads or usable_cores(), len(blocks))
     if workers <= 1:
         return math.fsum(map(block, blocks))
     with ThreadPoolExecutor(workers) as pool:
@@ -275,8 +263,3 @@ def _as_array(out: Tensor, scale: float) -> Array:
     if not 1e-15 <= scale <= 1e15:
         raise UserError(f"noise scale={scale:g} must lie between 1e-15 and 1e15; rescale the bound or the noise")
     return np.asarray(out.detach().numpy())
-
-
-def _cores() -> int:
-    """The processors that this process may use, which a container or `taskset` can make fewer than there are."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -79,8 +79,11 @@ class Ledger:
         return len(self.entries)
 
     def charged(self) -> list[Event]:
-        """What an accountant composes: one event per line or, where all steps together are one release, one for every
-        time that this whole was made: a step that was made m times stands for m runs."""
+        """List what an accountant composes: one event for each line.
+
+        Where all steps together are one release there is one event for each time that the whole was made: a step that
+        was made m times stands for m runs.
+        """
         whole = [entry for entry in self.entries if entry.event.whole_run and entry.event.private]
         if not whole:
             return [entry.event for entry in self.entries]
@@ -97,13 +100,8 @@ class Ledger:
         Noise that cannot be drawn again is a new release every time, with a line of its own.
         """
         past = self.latest.get(step)
-        if (
-            repeatable
-            and past
-            and past.environment == environment
-            and past.event == event
-            and self._history_stands(past)
-        ):
+        same = past is not None and (past.environment, past.event) == (environment, event)
+        if repeatable and past is not None and same and self._history_stands(past):
             return past.attempt
         entry = Entry(step, past.attempt + 1 if past else 0, environment, event)
         self._write({"step": step, "attempt": entry.attempt, "environment": environment, "event": event.to_json()})
@@ -168,12 +166,11 @@ class Ledger:
 
 def _entry(body: dict[str, Any], where: str) -> Entry:
     try:
-        entry = Entry(int(body["step"]), int(body["attempt"]), str(body["environment"]), Event.from_json(body["event"]))
+        return Entry(int(body["step"]), int(body["attempt"]), str(body["environment"]), Event.from_json(body["event"]))
     except (KeyError, TypeError, ValueError):
         raise UserError(f"{where}: a release must have step, attempt, environment and event") from None
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
-    return entry
 
 
 def _encode(body: dict[str, Any]) -> bytes:

@@ -33,8 +33,3 @@ def average_scale(scale: float, placement: Placement, rate: float, weights: np.n
 def multiplier_of_average(scale: float, rate: float, weights: np.ndarray) -> float:
     """z from s_avg."""
     return scale * rate / float(weights.max())
-
-
-def average_of_multiplier(z: float, rate: float, weights: np.ndarray) -> float:
-    """s_avg from z."""
-    return z * float(weights.max()) / rate

@@ -60,7 +60,7 @@ def lower_bound(canaries: int, guesses: int, right: int, delta: float, error: fl
 
 
 def best_possible(canaries: int, delta: float, error: float) -> float:
-    """What would be proven if every guess were right: a mechanism beyond this cannot be told from one within it."""
+    """The epsilon that would be proven if every guess were right; an audit of this size can prove no more."""
     counts = (guesses_of(canaries, share) for share in SHARES)
     return max(lower_bound(canaries, n, n, delta, error / len(SHARES)) for n in counts)
 

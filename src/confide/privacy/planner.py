@@ -267,9 +267,10 @@ class _Range:
 
 
 def _search(spent: Callable[[float], float], target: float, accountant: Accountant, values: _Range) -> float:
-    """The boldest value within the target; only a value that was itself tried and found within it is returned.
+    """Find the value nearest to the target that is still within it. What is returned was itself tried.
 
-    Epsilon is monotone: from the start a bracket grows by ever larger factors until its ends disagree.
+    Epsilon is monotone: from the start on, a bracket grows by ever larger factors until one end is within the target
+    and the other is not.
     """
     if not (math.isfinite(target) and target > 0):
         raise UserError(f"target-epsilon={target:g} cannot be reached; expected a finite number above 0")

@@ -13,10 +13,10 @@ import os
 from typing import Literal
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from pydantic import Field
 
 from confide.privacy.factorisation import cyclic_cohort
+from confide.privacy.gaussian import keystream
 from confide.randomness import generator
 from confide.settings import Section
 
@@ -57,7 +57,7 @@ def draw_cohort(kind: Kind, cohort: int, population: int, seed: int | None, step
 def _bernoulli(rate: float, population: int, seed: int | None, step: int) -> np.ndarray:
     place = f"{seed}/cohort/{step}".encode()
     key = os.urandom(16) if seed is None else hashlib.blake2b(place, digest_size=16, person=b"confide cohort").digest()
-    stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    stream = keystream(key, 0)
     threshold = np.uint32(int(rate * 2**32))
     zeros, bits = bytes(4 * _BLOCK), np.empty(4 * _BLOCK + 16, dtype=np.uint8)
     chosen = []

@@ -122,8 +122,7 @@ def initial_parameters(settings: ModelSettings, draw: np.random.Generator) -> di
         elif last == "bias" and owner not in {"conv", "head"}:
             parameters[name] = torch.zeros(shape)
         else:
-            fan_in = settings.kernel * settings.mels if owner == "conv" else shape[-1]
-            fan_in = settings.width if name == "head.bias" else fan_in
+            fan_in = {"conv": settings.kernel * settings.mels, "head": settings.width}.get(owner, shape[-1])
             bound = math.sqrt((3 if last == "weight" else 1) / fan_in)
             values = draw.random(shape, dtype=np.float32)
             parameters[name] = torch.from_numpy(values).mul_(2 * bound).sub_(bound)
@@ -143,8 +142,7 @@ def forward(
     lies behind an utterance's length has no influence. A batch shorter than the stride still gives one frame, with
     valid lengths of 0, so that its loss has a gradient (of zero).
     """
-    training = randomness is not None
-    dropout = settings.dropout if training else 0.0
+    dropout = 0.0 if randomness is None else settings.dropout
     dtype = torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32
     out_lengths = lengths // settings.stride
 
@@ -158,10 +156,9 @@ def forward(
     # A block's masks come from a generator of its own, so that recomputing it draws the same ones.
     seeds, dropped = [0] * settings.layers, [False] * settings.layers
     if randomness is not None:
-        where = randomness.device
-        seeds = torch.randint(2**31, (settings.layers,), generator=randomness, device=where).tolist()
+        seeds = torch.randint(2**31, (settings.layers,), generator=randomness, device=randomness.device).tolist()
         if settings.layer_drop:
-            chance = torch.rand(settings.layers, generator=randomness, device=where)
+            chance = torch.rand(settings.layers, generator=randomness, device=randomness.device)
             dropped = (chance < settings.layer_drop).tolist()
 
     keys = _key_bias(out_lengths, frames, dtype)
@@ -179,13 +176,11 @@ def forward(
     return logits.float().view(batch, frames, settings.tokens), out_lengths
 
 
-def ctc_loss(logits: Tensor, out_lengths: Tensor, targets: Tensor, target_lengths: Tensor, blank: int = 0) -> Tensor:
+def ctc_loss(logits: Tensor, out_lengths: Tensor, targets: Tensor, target_lengths: Tensor) -> Tensor:
     """Mean over utterances of -log p(target), not divided by its length; a target that cannot fit counts as zero."""
     log_probs = functional.log_softmax(logits.float(), dim=-1).transpose(0, 1)  # (frames, batch, tokens)
-    total = functional.ctc_loss(
-        log_probs, targets, out_lengths, target_lengths, blank, reduction="sum", zero_infinity=True
-    )
-    return total / logits.shape[0]
+    lengths = out_lengths, target_lengths
+    return functional.ctc_loss(log_probs, targets, *lengths, reduction="sum", zero_infinity=True) / logits.shape[0]
 
 
 def _strided_frames(

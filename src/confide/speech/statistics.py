@@ -42,29 +42,19 @@ class Statistics:
 
     @property
     def minutes(self) -> Summary:
-        return summed_up(self.minutes_per_speaker)
+        return summarise(self.minutes_per_speaker)
 
     @property
     def samples(self) -> Summary:
-        return summed_up(self.utterances_per_speaker)
+        return summarise(self.utterances_per_speaker)
 
     @property
     def spoken(self) -> Summary:
-        return summed_up(self.words_per_speaker)
+        return summarise(self.words_per_speaker)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "corpus": self.name,
-            "language": self.language,
-            "speakers": self.speakers,
-            "utterances": self.utterances,
-            "words": self.words,
-            "hours": self.hours,
-            "minutes_per_speaker": asdict(self.minutes),
-            "utterances_per_speaker": asdict(self.samples),
-            "words_per_speaker": asdict(self.spoken),
-            "skipped": self.skipped,
-        }
+        found = {"corpus" if key == "name" else key: value for key, value in asdict(self).items()}
+        return {key: asdict(summarise(found[key])) if key.endswith("_per_speaker") else found[key] for key in found}
 
 
 @dataclass(frozen=True)
@@ -99,7 +89,7 @@ TABLE_2 = {
 }
 
 
-def summed_up(values: Sequence[float]) -> Summary:
+def summarise(values: Sequence[float]) -> Summary:
     """Of at least one value."""
     return Summary(
         mean=fmean(values),

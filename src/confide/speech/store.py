@@ -23,7 +23,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import safetensors
@@ -41,6 +40,7 @@ from confide.speech.tokens import Tokens
 _SCHEME = 1
 _RESAMPLED = 2  # of audio at another rate than 16 kHz, which scheme 1 took for 16 kHz
 _STRIDE = 3
+_NUMBERS = ("kept", "frames", "lengths", "tokens")  # what a speaker's file holds besides features
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,8 @@ def open_store(
     scheme = _SCHEME if settings.sample_rate == SAMPLE_RATE else _RESAMPLED
     common = f"{scheme}\n{settings.model_dump_json()}\n{tokens.version}\n{stride}"
     keys = {name: _key(common, name, own) for name, own in corpus.speakers.items()}
-    everything = hashlib.sha256("\n".join(keys.values()).encode()).hexdigest()[:32]
-    index_path = place / f"{everything}.index"
+    digest = hashlib.sha256("\n".join(keys.values()).encode())
+    index_path = place / f"{digest.hexdigest()[:32]}.index"
 
     def make(name: str) -> _Speaker:
         return _make(_path(place, keys[name]), name, corpus.speakers[name], settings, tokens, stride)
@@ -214,7 +214,7 @@ def _make(
             if there < needed:
                 raise Undecodable(f"label too long: {needed} frames needed after the stride, {there} there")
         except Undecodable as error:
-            skipped.append(Skipped(utterance.id, str(error)))
+            skipped.append((utterance.id, str(error)))
             continue
         kept.append(position)
         features.append(values.astype(np.float16))
@@ -226,23 +226,23 @@ def _make(
         "lengths": np.array([len(t) for t in targets], dtype=np.int32),
         "tokens": np.concatenate(targets) if targets else np.empty(0, dtype=np.uint8),
     }
-    note = {"checksum": _checksum(arrays), "skipped": [[s.id, s.reason] for s in skipped]}
-    content = save(arrays, metadata={"note": json.dumps(note)})
+    checksum = _checksum(arrays)
+    content = save(arrays, metadata={"note": json.dumps({"checksum": checksum, "skipped": skipped})})
     _write(path, content)
-    return _described(name, path, len(content), arrays, note)
+    return _speaker(name, path.stem, len(content), checksum, arrays, skipped)
 
 
-def _described(name: str, path: Path, size: int, arrays: dict[str, np.ndarray], note: dict[str, Any]) -> _Speaker:
-    return _Speaker(
-        name=name, key=path.stem, size=size, checksum=note["checksum"], kept=arrays["kept"], frames=arrays["frames"],
-        lengths=arrays["lengths"], tokens=arrays["tokens"],
-        skipped=tuple(Skipped(identity, reason) for identity, reason in note["skipped"]),
-    )  # fmt: skip
+def _speaker(
+    name: str, key: str, size: int, checksum: int, arrays: dict[str, np.ndarray], skipped: list[tuple[str, str]]
+) -> _Speaker:
+    kept, frames, lengths, tokens = (arrays[each] for each in _NUMBERS)
+    left_out = tuple(Skipped(identity, reason) for identity, reason in skipped)
+    return _Speaker(name, key, size, checksum, kept, frames, lengths, tokens, left_out)
 
 
 def _checksum(arrays: dict[str, np.ndarray]) -> int:
     value = 0
-    for key in ("features", "kept", "frames", "lengths", "tokens"):
+    for key in ("features", *_NUMBERS):
         value = zlib.crc32(np.ascontiguousarray(arrays[key]).data.cast("B") if arrays[key].size else b"", value)
     return value
 
@@ -252,15 +252,12 @@ def _read(path: Path, name: str) -> _Speaker | None:
     try:
         with safetensors.safe_open(path, framework="np") as file:
             note = json.loads((file.metadata() or {})["note"])
-            arrays = {key: file.get_tensor(key) for key in ("features", "kept", "frames", "lengths", "tokens")}
+            arrays = {key: file.get_tensor(key) for key in ("features", *_NUMBERS)}
         if _checksum(arrays) != note["checksum"] or arrays["frames"].sum() != len(arrays["features"]):
             return None
-        return _described(name, path, path.stat().st_size, arrays, note)
+        return _speaker(name, path.stem, path.stat().st_size, note["checksum"], arrays, note["skipped"])
     except (OSError, safetensors.SafetensorError, ValueError, KeyError, TypeError):
         return None
-
-
-_NUMBERS = ("kept", "frames", "lengths", "tokens")
 
 
 def _pack_index(index: list[_Speaker]) -> bytes:
@@ -285,12 +282,10 @@ def _read_index(path: Path, folder: Path) -> list[_Speaker] | None:
         for name, key, size, checksum, kept, tokens, skipped in json.loads(arrays["speakers"].tobytes()):
             if os.stat(_path(folder, key)).st_size != size:
                 return None
-            own, text = slice(rows, rows + kept), slice(letters, letters + tokens)
+            own = {each: arrays[each][rows : rows + kept] for each in ("kept", "frames", "lengths")}
+            own["tokens"] = arrays["tokens"][letters : letters + tokens]
             rows, letters = rows + kept, letters + tokens
-            index.append(_Speaker(
-                name, key, size, checksum, arrays["kept"][own], arrays["frames"][own], arrays["lengths"][own],
-                arrays["tokens"][text], tuple(Skipped(identity, reason) for identity, reason in skipped),
-            ))  # fmt: skip
+            index.append(_speaker(name, key, size, checksum, own, skipped))
         return index
     except (OSError, safetensors.SafetensorError, ValueError, KeyError, TypeError):
         return None

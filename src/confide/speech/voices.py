@@ -170,11 +170,8 @@ def _digest(settings: SyntheticSettings) -> str:
             f"the synthetic voices need the package {_WHEEL}, which is not installed; "
             f"run `pip install {_WHEEL}`, or choose another corpus"
         ) from error
-    key = {
-        **settings.model_dump(mode="json", exclude={"speakers", "cache", "users"}),
-        "scheme": _SCHEME,
-        "wheel": wheel,
-    }
+    own = settings.model_dump(mode="json", exclude={"speakers", "cache", "users"})
+    key = {**own, "scheme": _SCHEME, "wheel": wheel}
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -199,22 +196,17 @@ def _read_speaker(folder: Path, name: str, settings: SyntheticSettings) -> list[
         sizes = {entry.name: entry.stat().st_size for entry in os.scandir(folder)}
         if len(rows) != settings.utterances or any(sizes.get(row["file"]) != row["bytes"] for row in rows):
             return None
+        paths = [folder / row["file"] for row in rows]
         return [
-            Utterance(
-                id=f"{name}-{row['file'].partition('.')[0]}",
-                speaker=name,
-                audio=(folder / row["file"],),
-                seconds=row["samples"] / SAMPLE_RATE,
-                text=row["text"],
-            )
-            for row in rows
+            Utterance(f"{name}-{path.stem}", name, (path,), row["samples"] / SAMPLE_RATE, row["text"])
+            for path, row in zip(paths, rows, strict=True)
         ]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _sweep(folder: Path, names: list[str]) -> None:
-    """Remove damaged speakers. What a killed process left under a temporary name goes when nobody can own it."""
+    """Remove damaged speakers, and folders under a temporary name whose process runs no more."""
     for name in names:
         shutil.rmtree(folder / name, ignore_errors=True)
     for left in folder.glob(".*-*.*"):
@@ -226,10 +218,8 @@ def _sweep(folder: Path, names: list[str]) -> None:
 def _is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:  # one of another user must not be signalled, but runs
+        return isinstance(error, PermissionError)
     return True
 
 

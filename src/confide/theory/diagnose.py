@@ -21,9 +21,18 @@ from confide.recipe import Recipe
 from confide.runs import checkpoint, folder
 from confide.speech.model import kind_of
 from confide.theory import norm, pfl_asr
-from confide.theory.advice import Advice, advise
+from confide.theory.advice import Advice, Case, advise
 from confide.theory.measure import Measured, measure, per_layer
-from confide.theory.terms import CAUSES, Centre, Parts, aggregate, central_step, noise_squares, split_error
+from confide.theory.terms import (
+    CAUSES,
+    Centre,
+    Parts,
+    aggregate,
+    central_step,
+    dominant,
+    noise_squares,
+    split_error,
+)
 
 WARNING = (
     "This reads users' data at a checkpoint and shows numbers from it. They are not covered by the run's epsilon: for "
@@ -53,13 +62,9 @@ class Diagnosis:
     advice: list[Advice]
 
     @property
-    def sums(self) -> dict[str, float]:
-        return dict(zip(CAUSES, self.parts.terms.sum(dim=0).tolist(), strict=True))
-
-    @property
     def cause(self) -> str:
         """The one that the whole model suffers from most."""
-        return dominant(self.sums)
+        return dominant(self.parts.sums)
 
     def by_kind(self) -> dict[str, dict[str, float]]:
         """The terms summed over the tensors of each kind."""
@@ -91,11 +96,11 @@ class Diagnosis:
                 {"name": name, "kind": _kind(name), "size": size, "dominant": dominant(terms), "terms": terms, **own}
             )
         document: dict[str, Any] = {
-            "warning": WARNING, "step": self.step, "users": len(m.users), "dominant": self.cause, "terms": self.sums,
+            "warning": WARNING, "step": self.step, "users": len(m.users), "dominant": self.cause, "terms": p.sums,
             "squared_gradient": float(p.signal.sum()), "loss": m.loss, "smoothness": m.smoothness, "reach": m.reach,
             "local_steps": m.local_steps, "rho": self.rho, "layers": layers,
             "bound": {**asdict(self.bound), "total": self.bound.total, "bound": self.bound.bound},
-            "advice": [each.to_json() for each in self.advice],
+            "advice": [asdict(each) for each in self.advice],
         }  # fmt: skip
         return {key: _finite(value) for key, value in document.items()}
 
@@ -107,7 +112,7 @@ class Diagnosis:
             f"step {self.step}, {len(m.users)} users probed: what is left of the squared gradient, by cause", "",
             f"{'':<{width}}  {'total':>9}  " + "  ".join(f"{cause:>12}" for cause in CAUSES),
             *(_row(name, sums, width) for name, sums in kinds.items()),
-            *([_row("whole model", self.sums, width)] if len(kinds) > 1 else []), "",
+            *([_row("whole model", self.parts.sums, width)] if len(kinds) > 1 else []), "",
             f"{self.cause} dominates: {MEANING[self.cause]}.",
             f"M {float(m.largest.max()):.3g} (longest gradient of a batch and tensor), trust ratios "
             f"{float(self.centre.trust.min()):.3g} to {float(self.centre.trust.max()):.3g}, "
@@ -116,7 +121,8 @@ class Diagnosis:
             self._bound_text(), "", "What to change:",
         ]  # fmt: skip
         for number, each in enumerate(self.advice, 1):
-            gain = "" if each.gain is None else f" (floor {_times(each.gain)} times lower, if the probe is right)"
+            times = "" if each.gain is None else f"{each.gain:.2g}" if each.gain < 100 else "over 100"
+            gain = f" (floor {times} times lower, if the probe is right)" if times else ""
             lines.append(f"{number}. {each.what}{gain}: {each.why}.")
             lines += [f"     --set '{setting}'" for setting in each.settings]
             lines.append(f"     cost in privacy: {each.privacy}")
@@ -124,22 +130,17 @@ class Diagnosis:
 
     def _bound_text(self) -> str:
         terms = {k: v for k, v in asdict(self.bound).items() if k != "kappa"}
-        largest = max(terms, key=lambda each: terms[each])
-        reach = self.measured.reach
+        largest = dominant(terms)
         if self.bound.kappa <= 0:
             return (
                 f"PFL-ASR Theorem 3 says nothing here: its kappa is {self.bound.kappa:.3g}, since eta_loc T_loc is "
-                f"{reach:.3g} and not near 1. Its largest term would be {largest.replace('_', ' ')}, "
+                f"{self.measured.reach:.3g} and not near 1. Its largest term would be {largest.replace('_', ' ')}, "
                 f"{terms[largest]:.3g}"
             )
         return (
             f"PFL-ASR Theorem 3 bounds the mean squared gradient by {self.bound.bound:.3g}; its largest term is "
             f"{largest.replace('_', ' ')}, {terms[largest]:.3g}"
         )
-
-
-def dominant(terms: dict[str, float]) -> str:
-    return max(terms, key=lambda each: terms[each])
 
 
 def diagnose_run(run: Path, users: int = 16, draws: int = 2, seed: int = 0) -> Diagnosis:
@@ -185,7 +186,7 @@ def diagnose(
         state.step, measured, parts, centre, rule.layer_bounds,
         _bound(recipe, measured, rule, plan, centre, step, sigma, first_loss),
         norm.rho_of_noise(sigma, layout.size, recipe.run.steps),
-        advise(recipe, measured, rule, plan, centre, parts),
+        advise(Case(recipe, measured, rule, plan, centre, parts)),
     )  # fmt: skip
 
 
@@ -233,10 +234,6 @@ def _row(name: str, sums: dict[str, float], width: int) -> str:
     top = dominant(sums)
     cells = (f"{'*' if cause == top else ''}{value / total:.1%}" for cause, value in sums.items())
     return f"{name:<{width}}  {total:>9.3g}  " + "  ".join(f"{cell:>12}" for cell in cells)
-
-
-def _times(gain: float) -> str:
-    return f"{gain:.2g}" if gain < 100 else "over 100"
 
 
 def _finite(value: Any) -> Any:

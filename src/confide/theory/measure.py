@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from confide.errors import UserError
-from confide.federated.local import LocalTraining, PlainTrainer, batches, packed
+from confide.federated.local import LocalTraining, PlainTrainer, batches, cut_into_batches
 from confide.federated.parameters import Layout, flatten
 from confide.federated.task import Task
 from confide.randomness import generator
@@ -91,11 +91,10 @@ def measure(
             f"most {MEMORY / 1e9:g} GB are used, which is enough for --users {max(fits, 1)}"
         )
     probes = [_Prober(task, layout, local, seed * 1_000_003 + draw, central) for draw in range(draws)]
-    found = [[_one(probe, central, int(user), step) for probe in probes] for user in chosen]
+    found = [probe.probe(central, int(user), step) for user in chosen for probe in probes]
     gradients, losses = zip(*(probes[0].whole_gradient(central, int(user)) for user in chosen), strict=True)
-    moving = torch.stack([torch.stack([one.moving for one in each]) for each in found])
-    still = torch.stack([torch.stack([one.still for one in each]) for each in found])
-    flat = [one for each in found for one in each]
+    moving = torch.stack([one.moving for one in found]).view(len(chosen), draws, -1)
+    still = torch.stack([one.still for one in found]).view(len(chosen), draws, -1)
     whole = torch.stack(gradients)
     own = weights[chosen] / weights[chosen].sum()
     noise_curve, user_curve, smoothness = _curvature(
@@ -103,15 +102,15 @@ def measure(
     )
     return Measured(
         layout, chosen, torch.from_numpy(own), len(chosen) / len(held), moving, still, whole, float(own @ losses),
-        float(np.mean([one.reach for one in flat])), float(np.mean([one.steps for one in flat])),
-        torch.stack([one.largest for one in flat]).amax(dim=0), _batch_variance(flat, layout, whole, draws),
+        float(np.mean([one.reach for one in found])), float(np.mean([one.steps for one in found])),
+        torch.stack([one.largest for one in found]).amax(dim=0), _batch_variance(found, layout, whole, draws),
         noise_curve, user_curve, smoothness,
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _One:
-    """One user's local training, once."""
+    """What one round of local training by one user gave."""
 
     moving: Tensor
     still: Tensor
@@ -122,7 +121,7 @@ class _One:
 
 
 class _Prober(PlainTrainer):
-    """The loop's own local training, and the same at a standstill."""
+    """The loop's own local training, and gradients at a point that does not move."""
 
     def gradient(self, point: Tensor, batch: tuple[Tensor, ...]) -> tuple[Tensor, float]:
         with torch.no_grad():
@@ -131,11 +130,12 @@ class _Prober(PlainTrainer):
         found = torch.autograd.grad(loss, list(self.leaves.values()), materialize_grads=True)
         return flatten(dict(zip(self.leaves, found, strict=True))), float(loss.detach())
 
-    def at_rest(self, central: Tensor, user: int, step: int) -> tuple[Tensor, float, int, Tensor, Tensor]:
-        """What a user would send if it took its steps without moving, and what there is to know of its gradients."""
+    def probe(self, central: Tensor, user: int, step: int) -> _One:
+        """Train a user from `central`, and take its steps once more on the same batches without moving."""
         local, rate = self.local, self.local.rate(step)
+        moving = self.update(central, user, step).delta.clone()
         draw = generator(self.seed, "batches", step, user)
-        total, reach, steps = torch.zeros_like(central), 0.0, 0
+        still, reach, steps = torch.zeros_like(central), 0.0, 0
         largest = squares = torch.zeros(len(self.layout.names), dtype=torch.float64)
         for chosen in batches(self.task, local, user, draw):
             gradient, _ = self.gradient(central, self.task.batch(user, chosen, draw))
@@ -144,9 +144,13 @@ class _Prober(PlainTrainer):
             clip, length = local.gradient_clip, float(norms.sum().sqrt())
             factor = 1.0 if clip is None else min(1.0, clip / max(length, 1e-30))
             weight = factor * (1.0 if local.divide_by_learning_rate else rate)
-            total.add_(gradient, alpha=weight)
+            still.add_(gradient, alpha=weight)
             reach, steps = reach + weight, steps + 1
-        return total, reach, steps, largest, squares / max(steps, 1)
+        if not bool(torch.isfinite(moving).all()) or not bool(torch.isfinite(still).all()):
+            raise UserError(
+                f"the update of user {user} is not finite at this checkpoint; nothing can be measured from it"
+            )
+        return _One(moving, still, reach, steps, largest, squares / max(steps, 1))
 
     def whole_gradient(self, point: Tensor, user: int) -> tuple[Tensor, float]:
         """The gradient and the loss of all of a user's data, in batches of the size that it trains with."""
@@ -154,19 +158,11 @@ class _Prober(PlainTrainer):
         if self.local.batch_size is None and self.local.batch_seconds is None:
             return self.gradient(point, self.task.batch(user, None, draw))
         total, loss = torch.zeros_like(point), 0.0
-        for places in packed(self.task, self.local, user, np.arange(held)):
+        for places in cut_into_batches(self.task, self.local, user, np.arange(held)):
             gradient, own = self.gradient(point, self.task.batch(user, places, draw))
             total.add_(gradient, alpha=len(places) / held)
             loss += own * len(places) / held
         return total, loss
-
-
-def _one(probe: _Prober, central: Tensor, user: int, step: int) -> _One:
-    moving = probe.update(central, user, step).delta.clone()
-    still, reach, steps, largest, squares = probe.at_rest(central, user, step)
-    if not bool(torch.isfinite(moving).all()) or not bool(torch.isfinite(still).all()):
-        raise UserError(f"the update of user {user} is not finite at this checkpoint; nothing can be measured from it")
-    return _One(moving, still, reach, steps, largest, squares)
 
 
 def _batch_variance(found: list[_One], layout: Layout, gradients: Tensor, draws: int) -> Tensor:

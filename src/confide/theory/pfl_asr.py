@@ -23,7 +23,7 @@ Differs from the paper, which is followed to the letter unless asked otherwise:
   is lost, and the clipping term does not scale with the loss as all others do. `corrected=True` puts it back.
 * Theorem 3's proof multiplies eq. 42 by 5/q, which gives 10 P_h^2 / q where eq. 68 prints 5; `corrected=True` has 10.
 * k is above 0 only for eta_loc T_loc within 0.354 of 1. The rates of Corollary 1 have eta_loc T_loc = sqrt(T_loc / T),
-  so its bound says nothing unless T_loc is at least 0.42 T. `kappa` tells; `Terms.bound` is infinite then.
+  so its bound says nothing unless T_loc is at least 0.42 T. `Terms.bound` is infinite then.
 * Any other optimiser than LAMB is the case of its own p_h: plain SGD is R_h = xi = 1, P_h = 0.
 """
 
@@ -118,44 +118,34 @@ class Terms:
         return self.total / self.kappa if self.kappa > 0 else math.inf
 
 
-def kappa(reach: float, limited: bool = False) -> float:
-    """1 - 8 (1 - eta_loc T_loc)^2; with limited participation 10 in place of 8."""
-    return 1 - (10 if limited else 8) * (1 - reach) ** 2
-
-
 def theorem2(setting: Setting, layers: Sequence[Layer], corrected: bool = False) -> Terms:
     """Eq. 51: every user takes part in every step."""
-    square, count = setting.reach**2, len(layers)
-    gradients = math.fsum(x.gradient**2 for x in layers)
-    return Terms(
-        kappa(setting.reach),
-        optimisation=2 * setting.gap / (setting.central_rate * setting.steps),
-        global_noise=16 * count * square * setting.global_variance,
-        local_noise=32 * count * square * setting.local_variance,
-        privacy_noise=_privacy_noise(setting, layers),
-        drift=32 * setting.smoothness**2 * square**2 * gradients,
-        clipping=2 * square * _clipping(setting, layers, corrected),
-        scaling=8 * square * math.fsum((x.gradient * x.scaling) ** 2 for x in layers),
-        clipping_spread=4 * square / setting.xi**2 * _spread(layers),
-    )
+    return _terms(setting, layers, 1.0, 1.0, 8.0, corrected)
 
 
 def theorem3(setting: Setting, layers: Sequence[Layer], rate: float, corrected: bool = False) -> Terms:
     """Eq. 68: each user joins a step with probability `rate`, q."""
     if not 0 < rate <= 1:
         raise ValueError(f"rate={rate} is not a probability above 0")
+    return _terms(setting, layers, 1.25, rate, 10.0 if corrected else 5.0, corrected)
+
+
+def _terms(
+    setting: Setting, layers: Sequence[Layer], grow: float, rate: float, scaling: float, corrected: bool
+) -> Terms:
+    """Theorem 2 for `grow` and `rate` of 1; Theorem 3's constants are `grow` times as large."""
     square, count = setting.reach**2, len(layers)
     gradients = math.fsum(x.gradient**2 for x in layers)
     return Terms(
-        kappa(setting.reach, limited=True),
+        1 - 8 * grow * (1 - setting.reach) ** 2,
         optimisation=2 * setting.gap / (setting.central_rate * setting.steps),
-        global_noise=20 * count * square * setting.global_variance,
-        local_noise=40 * count * square * setting.local_variance,
+        global_noise=16 * grow * count * square * setting.global_variance,
+        local_noise=32 * grow * count * square * setting.local_variance,
         privacy_noise=_privacy_noise(setting, layers),
-        drift=40 * setting.smoothness**2 * square**2 * gradients,
-        clipping=2.5 * square / rate * _clipping(setting, layers, corrected),
-        scaling=(10 if corrected else 5) * square / rate * math.fsum((x.gradient * x.scaling) ** 2 for x in layers),
-        clipping_spread=5 * square / (rate * setting.xi**2) * _spread(layers),
+        drift=32 * grow * setting.smoothness**2 * square**2 * gradients,
+        clipping=2 * grow * square / rate * _clipping(setting, layers, corrected),
+        scaling=scaling * square / rate * math.fsum((x.gradient * x.scaling) ** 2 for x in layers),
+        clipping_spread=4 * grow * square / (rate * setting.xi**2) * _spread(layers),
         sampling=5 * square * (1 - rate) / rate * gradients,
     )
 

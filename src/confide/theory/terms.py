@@ -67,37 +67,44 @@ class Parts:
     terms: Tensor  # (layers, causes)
     signal: Tensor  # (layers,) ||mean F||^2 / a^2, the squared gradient now
     shortened: Tensor  # (layers,) s
-    local_shortened: Tensor  # (layers,) s_1
-    contraction: Tensor  # (layers,) x, for noise
     clipped: Tensor  # (layers,) share of users whose tensor is shortened by the bound
+
+    @property
+    def sums(self) -> dict[str, float]:
+        """Each cause's term in the whole model."""
+        return dict(zip(CAUSES, self.terms.sum(dim=0).tolist(), strict=True))
 
     @property
     def floor(self) -> float:
         """What is left of the squared gradient however long the run: everything but optimisation."""
         return float(self.terms[:, 1:].sum())
 
+    @property
+    def fluctuation(self) -> float:
+        """The part of the floor that errors of mean zero make: users, batches and noise."""
+        return float(self.terms[:, 3:].sum())
+
+
+def dominant(terms: dict[str, float]) -> str:
+    """The cause with the largest term."""
+    return max(terms, key=lambda each: terms[each])
+
 
 def split_error(measured: Measured, rule: Bounder, plan: Plan, centre: Centre, extra_noise: float = 1.0) -> Parts:
     """The terms at a checkpoint under a bounding rule; `extra_noise` multiplies the noise's deviation."""
     layout, a = measured.layout, measured.reach
-    n, draws, _ = measured.moving.shape
-    norms = per_layer(layout, measured.moving).sqrt()  # (users, draws, layers)
-    factors = rule.factors(norms.view(n * draws, -1)).view(n, draws, -1)
-    noise = noise_squares(plan, rule, layout) * extra_noise**2
+    factors, noise = _factors(measured, rule), noise_squares(plan, rule, layout) * extra_noise**2
+    pairs = [torch.split(updates, layout.sizes, dim=2) for updates in (measured.still, measured.moving)]
     rows = []
-    for h, (still, moving) in enumerate(zip(_pieces(measured, "still"), _pieces(measured, "moving"), strict=True)):
+    for h, (still, moving) in enumerate(zip(*([piece.double() for piece in each] for each in pairs), strict=True)):
         sent = moving * factors[:, :, h, None]
         first, second = _slope(still, moving), _slope(moving, sent)
         s = max(first * second, _TINY)
-        ideal, drift, bend = (
-            still.mean(dim=1),
-            (moving - first * still).mean(dim=1),
-            (sent - second * moving).mean(dim=1),
-        )
+        drift, bend = (moving - first * still).mean(dim=1), (sent - second * moving).mean(dim=1)
         users, batches = _sampling(sent, measured, plan)
         unit = float(centre.rates[h]) * s * a
         quiet, lively = (_kept(unit * float(c[h])) for c in (measured.noise_curvature, measured.user_curvature))
-        signal = _square(ideal, measured) / a**2
+        signal = _square(still.mean(dim=1), measured) / a**2
         row = [
             0.0,
             _square(drift, measured) / (max(first, _TINY) * a) ** 2,
@@ -109,21 +116,14 @@ def split_error(measured: Measured, rule: Bounder, plan: Plan, centre: Centre, e
         # A checkpoint is one draw of a gradient that its errors keep in motion: up to twice the mean is theirs.
         going = _square(sent.mean(dim=1), measured) / (s * a) ** 2
         row[0] = max(min(going, signal) - 2 * sum(row[3:]), 0.0)
-        rows.append([*row, signal, s, first, unit * float(measured.noise_curvature[h])])
+        rows.append([*row, signal, s])
     table = torch.tensor(rows, dtype=torch.float64)
-    count = len(CAUSES)
-    clipped = (factors < 1 - 1e-5).double().mean(dim=(0, 1))
-    return Parts(
-        table[:, :count], table[:, count], table[:, count + 1], table[:, count + 2], table[:, count + 3], clipped
-    )
+    return Parts(table[:, :-2], table[:, -2], table[:, -1], (factors < 1 - 1e-5).double().mean(dim=(0, 1)))
 
 
 def aggregate(measured: Measured, rule: Bounder) -> Tensor:
     """The mean of the users' bounded updates."""  # (parameters,)
-    n, draws, _ = measured.moving.shape
-    norms = per_layer(measured.layout, measured.moving).sqrt()
-    factors = rule.factors(norms.view(n * draws, -1)).view(n, draws, -1)
-    spread = torch.repeat_interleave(factors, torch.tensor(measured.layout.sizes), dim=2)
+    spread = torch.repeat_interleave(_factors(measured, rule), torch.tensor(measured.layout.sizes), dim=2)
     means = (measured.moving * spread.to(measured.moving.dtype)).mean(dim=1)
     return measured.weights.to(means.dtype) @ means
 
@@ -168,8 +168,10 @@ def _trust(settings: Lamb, layout: Layout, parameters: Tensor, gradient: Tensor,
     return torch.tensor(found, dtype=torch.float64)
 
 
-def _pieces(measured: Measured, what: str) -> list[Tensor]:
-    return [piece.double() for piece in torch.split(getattr(measured, what), measured.layout.sizes, dim=2)]
+def _factors(measured: Measured, rule: Bounder) -> Tensor:
+    """What the rule multiplies each tensor of each update with."""  # (users, draws, layers)
+    norms = per_layer(measured.layout, measured.moving).sqrt()
+    return rule.factors(norms.flatten(0, 1)).view(norms.shape)
 
 
 def _slope(before: Tensor, after: Tensor) -> float:
@@ -208,6 +210,6 @@ def noise_squares(plan: Plan, rule: Bounder, layout: Layout) -> Tensor:
 
 
 def _kept(x: float) -> float:
-    """x / (2 - x): the stationary squared gradient for an error of variance 1; all of it where steps are too long."""
+    """x / (2 - x), the squared gradient that an error of variance 1 keeps up; 1 where steps are too long to settle."""
     x = min(max(x, 0.0), 1.0)
     return x / (2 - x)

@@ -14,7 +14,7 @@ Threshold. t is more than half of the cohort, and at least the round's minimum. 
 masked updates have arrived, and each share of the noise is made for t of them (`own_noise`): a sum with less noise than
 the ledger says is never opened, and with fewer answers the round is abandoned. More answers than t mean more noise.
 
-Arithmetic. `privacy.secure_sum`'s ring of 64 bits: sums are exact, and the rounding's sensitivity is within what
+Arithmetic. `secure_sum`'s ring of 64 bits: sums are exact, and the rounding's sensitivity is within what
 bounding keeps back. Shamir's scheme is pycryptodome's, through Flower; masks are AES in counter mode.
 
 Why not Flower's SecAgg+ as it is shipped: its workflow weighs and averages in its own FedAvg loop, clips coordinates to
@@ -30,12 +30,12 @@ allow. Clients that collude know their own noise: with c of them, t - c shares r
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -59,8 +59,8 @@ def threshold(cohort: int, minimum: int) -> int:
 def ring_for(bound: float, weight: float, scale: float, cohort: int, dimension: int) -> Ring:
     """The ring of a round; its rounding must stay within what bounding keeps back of the bound."""
     largest = weight * bound
-    ring = make_ring(largest + _NOISE_ENDS * scale, cohort, dimension, 64, "nearest")
-    if sensitivity(largest * ROUNDING, ring.step, dimension, "nearest") > largest:
+    ring = make_ring(largest + _NOISE_ENDS * scale, cohort, dimension)
+    if sensitivity(largest * ROUNDING, ring.step, dimension) > largest:
         raise UserError(
             f"a cohort of {cohort} and {dimension} parameters leave too little room for exact sums in 64 bits; lower "
             "the cohort or the noise"
@@ -94,8 +94,6 @@ class Session:
 
     def deal(self, users: list[int], masking: list[bytes], sealing: list[bytes], least: int) -> list[bytes]:
         """Shares for each of `users`, in that order, each sealed for its owner."""
-        import os
-
         from flwr.common.secure_aggregation.crypto.shamir import create_shares
 
         if self.peers or self.user not in users or len(set(users)) != len(users):
@@ -106,7 +104,10 @@ class Session:
         self.peers = {u: (m, s) for u, m, s in zip(users, masking, sealing, strict=True)}
         seeds = create_shares(self.seed, least, len(users))
         secrets = create_shares(self.masking.private_bytes_raw(), least, len(users))
-        return [self._seal(user, a + b) for user, a, b in zip(users, seeds, secrets, strict=True)]
+        return [
+            self._cipher(user).encrypt(_direction(self.user, user), seed + secret, None)
+            for user, seed, secret in zip(users, seeds, secrets, strict=True)
+        ]
 
     def receive(self, users: list[int], sealed: list[bytes]) -> None:
         if self.held:  # two updates under one mask would differ by something that nothing hides
@@ -118,7 +119,7 @@ class Session:
             raise UserError(f"shares of {len(self.held)} users came, and {self.least} are needed")
 
     def mask(self, ring: Ring, step: int) -> Vector:
-        pairs = {u: self._agree(self.masking, self.peers[u][0], "mask") for u in self.held if u != self.user}
+        pairs = {u: agree(self.masking, self.peers[u][0], self.nonce, "mask") for u in self.held if u != self.user}
         return mask(ring, self.user, pairs, step, self.seed)
 
     def shares(self, arrived: list[int]) -> list[bytes]:
@@ -128,17 +129,13 @@ class Session:
         self.opened = True
         return [self.held[u][0] if u in arrived else self.held[u][1] for u in sorted(self.held)]
 
-    def _agree(self, own: X25519PrivateKey, theirs: bytes, purpose: str) -> bytes:
-        return agree(own, theirs, self.nonce, purpose)
-
-    def _seal(self, user: int, content: bytes) -> bytes:
-        key = self._agree(self.sealing, self.peers[user][1], "seal")
-        return ChaCha20Poly1305(key).encrypt(_ways(self.user, user), content, None)
+    def _cipher(self, user: int) -> ChaCha20Poly1305:
+        """What shares between this user and another are sealed with."""
+        return ChaCha20Poly1305(agree(self.sealing, self.peers[user][1], self.nonce, "seal"))
 
     def _open(self, user: int, box: bytes) -> bytes:
-        key = self._agree(self.sealing, self.peers[user][1], "seal")
         try:
-            return ChaCha20Poly1305(key).decrypt(_ways(user, self.user), box, None)
+            return self._cipher(user).decrypt(_direction(user, self.user), box, None)
         except InvalidTag:
             raise UserError(f"the shares of user {user} are damaged or not meant for user {self.user}") from None
 
@@ -149,7 +146,7 @@ def agree(own: X25519PrivateKey, theirs: bytes, nonce: str, purpose: str) -> byt
     return HKDF(hashes.SHA256(), 32, nonce.encode(), f"confide {purpose}".encode()).derive(shared)
 
 
-def _ways(sender: int, receiver: int) -> bytes:
+def _direction(sender: int, receiver: int) -> bytes:
     """A nonce for each direction of a pair: the two use one key."""
     return sender.to_bytes(6, "big") + receiver.to_bytes(6, "big")
 
@@ -201,8 +198,3 @@ def longest(ring: Ring, bound: float, weight: float, scale: float, arrived: int)
     """No sum of so many honest answers is longer, but with probability 2e-22."""
     noise = scale * math.sqrt(arrived) * (math.sqrt(ring.dimension) + TAIL)
     return float(arrived * weight * bound + noise + ring.step * math.sqrt(ring.dimension) * arrived)
-
-
-def as_sum(values: Tensor, total: Tensor) -> None:
-    with torch.no_grad():
-        total.copy_(values)

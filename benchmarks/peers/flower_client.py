@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import fixedclipping_mod
 
-from confide.bench.floors import workload
+from peers.floors import workload
 
 app = ClientApp(mods=[fixedclipping_mod])
 

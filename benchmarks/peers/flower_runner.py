@@ -19,9 +19,9 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 from flwr.simulation import run_simulation
 from flwr.supercore.differential_privacy import add_gaussian_noise_inplace, compute_clip_model_update
 
-from confide.bench.floors import COHORT, workload
-from confide.bench.peers.flower_client import app as client_app
 from confide.bench.protocol import Gate, serve
+from peers.floors import COHORT, workload
+from peers.flower_client import app as client_app
 
 ROUNDS, TENSORS = 100_000, 300
 

@@ -27,8 +27,8 @@ from pfl.model.pytorch import PyTorchModel
 from pfl.privacy.gaussian_mechanism import GaussianMechanism
 from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism
 
-from confide.bench.floors import SpeechModel, ctc
 from confide.bench.protocol import Gate, serve
+from peers.floors import SpeechModel, ctc
 
 ROUNDS, TENSORS = 100_000, 300
 

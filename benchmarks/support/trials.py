@@ -20,14 +20,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import yaml
 
 from confide.federated.state import State
 from confide.recipe import Recipe, parse
 from confide.runs.records import mean_of_recent
 from confide.runs.simulation import simulate
 from confide.theory.diagnose import Diagnosis, diagnose
-from confide.theory.problems import Layered, Shape
 from confide.theory.terms import CAUSES
+from support.problems import Layered, Shape
 
 CLEAR = 1.3
 """A term is known to dominate if it costs this many times what any other does."""
@@ -58,11 +59,14 @@ class Trial:
 
     def changed(self, settings: tuple[str, ...]) -> Trial:
         """The same trial with `section.key=value` changes, as advice gives them."""
-        from confide.recipe import _apply
-
         document = copy.deepcopy(self.document)
         for setting in settings:
-            _apply(document, setting)
+            path, _, value = setting.partition("=")
+            *sections, key = path.split(".")
+            place = document
+            for section in sections:
+                place = place.setdefault(section, {})
+            place[key] = yaml.safe_load(value)
         return replace(self, document=document)
 
 

@@ -4,7 +4,7 @@
 buffers in two processes of one thread each, with the sum in shared memory. For workload C: one subtraction, one norm
 and one addition over the same memory, by as many threads as this project takes, and `normal_` on one thread.
 
-python -m confide.bench.floors A flat
+PYTHONPATH=src:benchmarks python -m peers.floors A flat
 """
 
 from __future__ import annotations

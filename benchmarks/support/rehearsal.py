@@ -1,4 +1,4 @@
-"""A deployment without a network, for tests and rehearsals: real clients in this process, and ways to misbehave."""
+"""A deployment without a network: real clients in this process, and ways to misbehave."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from confide.build import make_loop
 from confide.deploy.client import TrainingClient
 from confide.deploy.deployment import remote_engine
 from confide.deploy.parcels import Parcel
 from confide.deploy.remote import Remote, Reply, Terms
 from confide.errors import UserError
+from confide.federated.state import State
 from confide.federated.task import Task
 from confide.privacy.plan import Plan
 from confide.recipe import Recipe
+from confide.run import Loop
 
 Fate = Callable[[str, int, Parcel], str]
 """What becomes of a parcel on its way: "" if it arrives, "lost", or a reason for which the client fails."""
@@ -58,6 +61,20 @@ class Local:
 
     def close(self) -> None:
         self.closed = True
+
+
+def loop_over(recipe: Recipe, remote: Callable[..., Remote]) -> Loop:
+    """The run's own loop over such clients, with its ledger in memory."""
+    return make_loop(recipe, remote=remote)
+
+
+def run_over(recipe: Recipe, remote: Callable[..., Remote]) -> tuple[Loop, State]:
+    """The whole run: its loop and its last state."""
+    loop = loop_over(recipe, remote)
+    state = loop.start()
+    while state.step < recipe.run.steps:
+        loop.step(state)
+    return loop, state
 
 
 def engine(
