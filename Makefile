@@ -28,10 +28,11 @@ demo: $(STAMP) ## private federated speech recognition on synthetic voices, from
 test: $(STAMP) ## run the tests on all cores
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
-lint: $(STAMP) ## ruff and mypy in strict mode
+lint: $(STAMP) ## ruff, mypy in strict mode, and the law of imports
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --no-cache
 
 docs: $(STAMP) ## the documents as a site, in site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

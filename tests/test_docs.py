@@ -75,11 +75,7 @@ def make_targets() -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_every_block_of_a_page_works(
-    page: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    command: Command,
-    missing: Callable[[str], str | None],
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command, missing: Callable[[str], str | None]
 ) -> None:
     monkeypatch.setenv("CONFIDE_DATA", str(Path(os.environ.get("CONFIDE_DATA", "../shared/data")).resolve()))
     monkeypatch.chdir(tmp_path)

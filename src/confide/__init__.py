@@ -21,18 +21,7 @@ if TYPE_CHECKING:
     from confide.api import Run, compare, evaluate, load, plan, resume, train
 
 __version__ = "0.1.0"
-__all__ = [
-    "Run",
-    "Stopped",
-    "UserError",
-    "__version__",
-    "compare",
-    "evaluate",
-    "load",
-    "plan",
-    "resume",
-    "train",
-]
+__all__ = ["Run", "Stopped", "UserError", "__version__", "compare", "evaluate", "load", "plan", "resume", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Files and folders: writing without half-written files, digests of content, and where data and kept results lie."""
+"""The machine: files that are never half-written, digests, where data and kept results lie, and how many cores."""
 
 from __future__ import annotations
 
@@ -96,3 +96,8 @@ def make_folder(folder: Path) -> None:
             f"the cache folder {folder} cannot be written to; expected one that can: change its permissions, or name "
             f"another one in the recipe or in the environment variable {CACHE_ENV}"
         )
+
+
+def usable_cores() -> int:
+    """The processors that this process may use, which a container or `taskset` can make fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -10,14 +10,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 QUIET_SECONDS = 5.0
 
@@ -51,11 +44,7 @@ class Reporter:
         elif not self.quiet and (time.monotonic() - self.said > QUIET_SECONDS or self.done == self.total):
             self.said = time.monotonic()
             left = (self.said - self.began) / (self.done - self.start) * (self.total - self.done)
-            print(
-                f"{self.label} {self.done}/{self.total} {note} ({left:.0f} s left)",
-                file=sys.stderr,
-                flush=True,
-            )
+            print(f"{self.label} {self.done}/{self.total} {note} ({left:.0f} s left)", file=sys.stderr, flush=True)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -45,8 +45,7 @@ class Users(Section):
     """Who counts how much."""
 
     weights: Literal["uniform", "examples"] | tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = Field(
-        "uniform",
-        description="uniform: 1/K each; examples: by the number of examples; or a list, scaled to sum 1",
+        "uniform", description="uniform: 1/K each; examples: by the number of examples; or a list, scaled to sum 1"
     )
 
 

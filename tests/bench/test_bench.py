@@ -15,11 +15,11 @@ import torch
 
 from confide.bench import compare, recipes, scaling
 from confide.bench.compare import Candidate, Measured
+from confide.bench.figures import draw_ratios, draw_scaling
 from confide.build import make_task
 from confide.errors import UserError
 from confide.federated.cohort import part_size
 from confide.federated.parameters import Layout
-from confide.report.figures.bench import draw_ratios, draw_scaling
 from confide.runs.simulation import simulate
 
 SMALL: dict[str, dict[str, Any]] = {

@@ -286,10 +286,7 @@ def test_another_seed_gives_another_model_other_cohorts_and_other_noise(finished
 
 @pytest.mark.parametrize(
     ("workers", "sets"),
-    [
-        (2, ["privacy.placement=client"]),
-        (3, ["local.batch_size=2", "local.steps=2"]),
-    ],
+    [(2, ["privacy.placement=client"]), (3, ["local.batch_size=2", "local.steps=2"])],
     ids=["2, noise on clients", "3, plain path"],
 )
 def test_the_number_of_workers_does_not_change_a_byte(

@@ -35,10 +35,7 @@ def make(options, seed):
     [
         ("nowhere_to_be_found:make", "No module named 'nowhere_to_be_found'; run in the folder"),
         ("half_a_task:other", "half_a_task has no other"),
-        (
-            "half_a_task:heir",
-            "Heir that it made has no name, metric, examples, initial_parameters, batch, loss",
-        ),
+        ("half_a_task:heir", "Heir that it made has no name, metric, examples, initial_parameters, batch, loss"),
         ("half_a_task:make", "Half that it made has no metric, examples, initial_parameters, batch, evaluate"),
     ],
 )

@@ -199,11 +199,7 @@ def test_lars_follows_its_recurrence(schedule: Schedule, momentum: float, decay:
 @pytest.mark.parametrize("corrected", [False, True])
 def test_lamb_follows_equations_8_and_9(schedule: Schedule, epsilon: float, decay: float, corrected: bool) -> None:
     settings = Lamb(
-        learning_rate=0.006,
-        schedule=schedule,
-        epsilon=epsilon,
-        weight_decay=decay,
-        bias_correction=corrected,
+        learning_rate=0.006, schedule=schedule, epsilon=epsilon, weight_decay=decay, bias_correction=corrected
     )
     assert_same(run(settings), run_plain(plain_lamb(settings)))
 

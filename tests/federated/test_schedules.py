@@ -68,10 +68,7 @@ def test_exponential_leaves_one_without_a_jump() -> None:
     [
         (Constant(warmup=4), Constant()),
         (PerRound(factor=0.9, warmup=4), PerRound(factor=0.9)),
-        (
-            Exponential(rate=0.5, start=2, transition=3, warmup=4),
-            Exponential(rate=0.5, start=2, transition=3),
-        ),
+        (Exponential(rate=0.5, start=2, transition=3, warmup=4), Exponential(rate=0.5, start=2, transition=3)),
     ],
 )
 def test_warm_up_multiplies_the_schedule_by_a_linear_ramp(schedule: Schedule, plain: Schedule) -> None:

@@ -256,11 +256,7 @@ def test_a_banded_run_reaches_its_target() -> None:
 # Bounds that follow a quantile
 
 
-@given(
-    z=st.floats(0.1, 5),
-    counters=st.integers(1, 300),
-    factor=st.floats(1.01, 100),
-)
+@given(z=st.floats(0.1, 5), counters=st.integers(1, 300), factor=st.floats(1.01, 100))
 def test_update_and_counts_together_are_the_gaussian_that_is_accounted_for(
     z: float, counters: int, factor: float
 ) -> None:

@@ -66,9 +66,7 @@ def test_a_state_comes_back_as_it_was_saved(tmp_path: Path) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(
-    values=st.lists(st.floats(width=32), min_size=1, max_size=5),
-    step=st.integers(0, 2**53),
-    seconds=st.floats(0, 1e9),
+    values=st.lists(st.floats(width=32), min_size=1, max_size=5), step=st.integers(0, 2**53), seconds=st.floats(0, 1e9)
 )
 def test_any_float_survives_even_one_that_is_not_finite(
     values: list[float], step: int, seconds: float, tmp_path_factory: pytest.TempPathFactory

@@ -23,11 +23,7 @@ pytestmark = pytest.mark.usefixtures("no_figures_here")
 def runs(tmp_path_factory: pytest.TempPathFactory, no_figures_here: None) -> dict[str, Path]:
     """A good model, the same recipe with another seed, one that has hardly begun, and one of another task."""
     place = tmp_path_factory.mktemp("runs")
-    wanted = {
-        "good": ["run={steps: 40}"],
-        "twin": ["run={steps: 40, seed: 1}"],
-        "young": ["run={steps: 1}"],
-    }
+    wanted = {"good": ["run={steps: 40}"], "twin": ["run={steps: 40, seed: 1}"], "young": ["run={steps: 1}"]}
     quick = ["privacy={mechanism: none}", "evaluation={every: 20}"]
     for name, sets in wanted.items():
         folder.train(recipe.load("convex/digits", [*quick, *sets]), place / name, quiet=True)

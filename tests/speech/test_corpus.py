@@ -10,16 +10,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from confide.speech.corpus import (
-    SAMPLE_RATE,
-    Skipped,
-    Undecodable,
-    Utterance,
-    counted,
-    measured,
-    read_audio,
-    read_file,
-)
+from confide.speech.corpus import SAMPLE_RATE, Skipped, Undecodable, Utterance, counted, measured, read_audio, read_file
 
 
 def tone(seconds: float, rate: int, hertz: float = 440.0) -> Any:

@@ -64,7 +64,7 @@ def bench(
         if not as_json:
             print(f"\n{workload}, {WORKLOADS[workload]}\n{as_text(found)}")
     if rows:
-        from confide.report.figures.bench import draw_ratios
+        from confide.bench.figures import draw_ratios
 
         _write_csv(out / "ratios.csv", rows)
         draw_ratios(out / "ratios.png", rows)
@@ -101,7 +101,7 @@ def _scaling(out: Path, rounds: int, parameters: int, quiet: bool) -> dict[str, 
     from dataclasses import asdict
 
     from confide.bench import scaling
-    from confide.report.figures.bench import draw_scaling
+    from confide.bench.figures import draw_scaling
 
     processes = tuple(n for n in (1, 2, 4, 8, 16) if n <= max(2, os.cpu_count() or 1))
     points = scaling.scale(processes, parameters, min(rounds, 5), _say)

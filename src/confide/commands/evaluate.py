@@ -20,8 +20,7 @@ Kind = Annotated[
     ),
 ]
 Sets = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A setting of the corpus, as often as you like."),
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the corpus, as often as you like.")
 ]
 
 

@@ -62,8 +62,7 @@ def answer(
     query: Query,
     k: Annotated[int, typer.Option("-k", min=1, help="How many documents the generator is given.")] = 3,
     url: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="A server with OpenAI's chat completions, usually ending in /v1."),
+        str | None, typer.Option(metavar="URL", help="A server with OpenAI's chat completions, usually ending in /v1.")
     ] = None,
     model: Annotated[
         str | None,

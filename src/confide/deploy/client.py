@@ -18,7 +18,7 @@ from torch import Tensor
 from confide.deploy.parcels import Parcel, identity
 from confide.deploy.remote import JOIN, TRAIN
 from confide.errors import UserError
-from confide.federated.bounding import bounder
+from confide.federated.bounding import ROUNDING, bounder
 from confide.federated.cohort import PartTrainer, Tally
 from confide.federated.local import LocalTraining, Updates
 from confide.federated.parameters import Layout, all_finite, flatten
@@ -179,7 +179,7 @@ class TrainingClient:
         weight, bound = float(plan.weights.max()), self.trainer.bounder.sensitivity
         self._update(parcel, weight)
         scale = share_scale(plan, bound, session.least)
-        ring = ring_for(bound, weight, scale, len(session.peers), self.sum.numel())
+        ring = ring_for(bound, weight, scale, len(session.peers), self.sum.numel(), ROUNDING)
         attempt = int.from_bytes(bytes.fromhex(session.nonce)[:7], "big")  # the server's own count may repeat, this not
         share = noisy_share(self.sum, ring.step, plan, scale, session.user, step, attempt)
         return clamp(ring, share) + session.mask(ring, step)

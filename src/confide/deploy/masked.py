@@ -17,6 +17,7 @@ from confide.deploy.parcels import Parcel
 from confide.deploy.remote import Remote
 from confide.deploy.rounds import Call
 from confide.engines.engine import Abandoned, Traits
+from confide.federated.bounding import ROUNDING
 from confide.federated.cohort import Tally
 from confide.federated.parameters import norm
 from confide.privacy.plan import Plan
@@ -69,7 +70,7 @@ class Masked(Remote):
         own = {u: {"users": dealt, "sealed": [boxes[v][users.index(u)] for v in dealt]} for u in dealt}
         scale = share_scale(self.plan, self.rule.sensitivity, least)
         weight = float(self.books.weights.max())
-        ring = ring_for(self.rule.sensitivity, weight, scale, len(users), total.numel())
+        ring = ring_for(self.rule.sensitivity, weight, scale, len(users), total.numel(), ROUNDING)
         opening = Opening(ring, call.nonce, step, {u: keys[u][0] for u in dealt}, least)
         tally = Tally()
         for user, parcel in ask(MASKED, {u: owners[u] for u in dealt}, own, True):

@@ -29,12 +29,7 @@ from torch.nn import functional
 from confide.encoders.client import Client
 from confide.encoders.encoder import Batch, Encoder, EncoderSettings, join_windows
 from confide.encoders.weights import is_url
-from confide.encoders.wire import (
-    About,
-    WireError,
-    dump,
-    load,
-)
+from confide.encoders.wire import About, WireError, dump, load
 from confide.errors import UserError, require
 
 PATIENCE = 60.0  # seconds that a lost server is waited for

@@ -96,7 +96,7 @@ def load(source: str) -> tuple[Any, Any]:
     folder = find(source)
     where: dict[str, Any] = {"local_files_only": True} if folder is not None else {}
     try:
-        with _quiet():
+        with quiet_transformers():
             tokeniser = AutoTokenizer.from_pretrained(str(folder or source), **where)
             model, report = AutoModel.from_pretrained(
                 str(folder or source), dtype=torch.float32, use_safetensors=True, output_loading_info=True, **where
@@ -144,7 +144,7 @@ def convert_gguf(file: Path, folder: Path) -> None:
     _check_gguf(file)
     place = {"gguf_file": file.name, "local_files_only": True}
     try:
-        with _quiet(), redirect_stderr(io.StringIO()):  # its bar obeys no setting
+        with quiet_transformers(), redirect_stderr(io.StringIO()):  # its bar obeys no setting
             tokeniser = AutoTokenizer.from_pretrained(str(file.parent), **place)
             model = AutoModelForCausalLM.from_pretrained(str(file.parent), dtype=torch.float32, **place)
     except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, NotImplementedError) as error:
@@ -159,7 +159,7 @@ def convert_gguf(file: Path, folder: Path) -> None:
     config = {key: value for key, value in model.config.to_dict().items() if key not in _NOT_KEPT}
     config["architectures"] = [type(model).__name__]
     (folder / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n", encoding="utf-8")
-    with _quiet():
+    with quiet_transformers():
         tokeniser.save_pretrained(str(folder))
 
 
@@ -239,7 +239,7 @@ def _check_folder(folder: Path) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Keep the library's bars and notices off the terminal; what goes wrong is an exception anyway."""
     from transformers.utils import logging
 

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from confide.files import usable_cores
+
 Stretch = tuple[int, int, int]
 """Of one tensor of the flat vector: which tensor, its first coordinate, and the one after the last."""
 
@@ -147,11 +149,6 @@ def _exact_square(values: np.ndarray) -> float:
 
 _WORTH_THREADS = 8_000_000
 _pools: dict[int, ThreadPoolExecutor] = {}
-
-
-def usable_cores() -> int:
-    """The processors that this process may use, which a container or `taskset` can make fewer than there are."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def in_threads(work: Callable[[Any], Any], items: Sequence[Any], vector: Tensor) -> Iterable[Any]:

@@ -62,7 +62,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from torch import Tensor
 
 from confide.errors import UserError
-from confide.federated.parameters import usable_cores
+from confide.files import usable_cores
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BLOCK = 1 << 19

@@ -14,6 +14,5 @@ from confide.retrieval.published import AgNewsSettings, ArxivSettings, SmsSpamSe
 from confide.retrieval.table import TableSettings
 
 DataSettings = Annotated[
-    EmbeddedSettings | SmsSpamSettings | AgNewsSettings | ArxivSettings | TableSettings,
-    Field(discriminator="kind"),
+    EmbeddedSettings | SmsSpamSettings | AgNewsSettings | ArxivSettings | TableSettings, Field(discriminator="kind")
 ]

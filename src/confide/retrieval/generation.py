@@ -115,13 +115,13 @@ def _load(source: str) -> tuple[Any, Any]:
     from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from confide.encoders.weights import _quiet, find, is_causal
+    from confide.encoders.weights import quiet_transformers, find, is_causal
 
     folder = find(source)
     where: dict[str, Any] = {"local_files_only": True} if folder is not None else {}
     place = str(folder or source)
     try:
-        with _quiet():
+        with quiet_transformers():
             config = AutoConfig.from_pretrained(place, **where)
             if not is_causal(config):
                 raise UserError(

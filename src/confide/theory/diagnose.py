@@ -23,16 +23,7 @@ from confide.speech.model import kind_of
 from confide.theory import norm, pfl_asr
 from confide.theory.advice import Advice, Case, advise
 from confide.theory.measure import Measured, measure, per_layer
-from confide.theory.terms import (
-    CAUSES,
-    Centre,
-    Parts,
-    aggregate,
-    central_step,
-    dominant,
-    noise_squares,
-    split_error,
-)
+from confide.theory.terms import CAUSES, Centre, Parts, aggregate, central_step, dominant, noise_squares, split_error
 
 WARNING = (
     "This reads users' data at a checkpoint and shows numbers from it. They are not covered by the run's epsilon: for "

@@ -44,7 +44,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
 
 from confide.errors import UserError
-from confide.federated.bounding import ROUNDING
 from confide.privacy.trust.own_noise import TAIL
 from confide.privacy.trust.secure_sum import Ring, Vector, dequantise, make_ring, mask, prg, sensitivity
 
@@ -56,11 +55,11 @@ def threshold(cohort: int, minimum: int) -> int:
     return max(minimum, cohort // 2 + 1, 2)
 
 
-def ring_for(bound: float, weight: float, scale: float, cohort: int, dimension: int) -> Ring:
-    """The ring of a round; its rounding must stay within what bounding keeps back of the bound."""
+def ring_for(bound: float, weight: float, scale: float, cohort: int, dimension: int, used: float) -> Ring:
+    """The ring of a round. Bounded updates use at most the share `used` of the bound; rounding must fit the rest."""
     largest = weight * bound
     ring = make_ring(largest + _NOISE_ENDS * scale, cohort, dimension)
-    if sensitivity(largest * ROUNDING, ring.step, dimension) > largest:
+    if sensitivity(largest * used, ring.step, dimension) > largest:
         raise UserError(
             f"a cohort of {cohort} and {dimension} parameters leave too little room for exact sums in 64 bits; lower "
             "the cohort or the noise"

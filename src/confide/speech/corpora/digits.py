@@ -61,11 +61,7 @@ class AudioMnistSettings(_DigitSettings):
     def read(self, progress: Progress | None = None) -> Corpus:
         """Join the takes of each speaker of the subset."""
         folder = place(self.folder, "audiomnist", "AudioMNIST", _AUDIOMNIST)
-        asked = {
-            "train": range(1, TEST_FROM),
-            "test": range(TEST_FROM, 61),
-            "all": range(1, 61),
-        }[self.subset]
+        asked = {"train": range(1, TEST_FROM), "test": range(TEST_FROM, 61), "all": range(1, 61)}[self.subset]
         people = [
             item for item in folder.iterdir() if item.is_dir() and item.name.isdecimal() and int(item.name) in asked
         ]
