@@ -115,7 +115,7 @@ def _load(source: str) -> tuple[Any, Any]:
     from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from confide.encoders.weights import quiet_transformers, find, is_causal
+    from confide.encoders.weights import find, is_causal, quiet_transformers
 
     folder = find(source)
     where: dict[str, Any] = {"local_files_only": True} if folder is not None else {}
