@@ -471,7 +471,7 @@ def test_users_who_are_not_finite_are_counted_in_the_metrics_of_a_folder(
             poison(task, user, math.nan)
         return task
 
-    monkeypatch.setattr(run, "make_task", poisoned)
+    monkeypatch.setattr("confide.build.make_task", poisoned)
     sets = [word for change in LOGISTIC for word in ("--set", change)]
     assert command("train", "convex/digits", "--out", tmp_path / "run", *sets)[0] == 0
     records = [json.loads(line) for line in (tmp_path / "run" / folder.METRICS).read_text().splitlines()]

@@ -31,7 +31,7 @@ from confide.errors import UserError
 from confide.federated.cohort import PartTrainer
 from confide.privacy import ledger
 from confide.privacy.ledger import Ledger
-from confide.privacy.plan import Plan
+from confide.privacy.plan import Plan, Release
 from confide.runs import checkpoint, folder
 
 pytestmark = [
@@ -174,7 +174,9 @@ def test_any_number_of_ranks_leaves_the_bytes_of_one_process(
 def test_every_rank_trains_and_rank_0_alone_samples_and_writes(tiny: str, tmp_path: Path) -> None:
     def watched(rank: int) -> Hook:
         def hook(patch: pytest.MonkeyPatch) -> None:
-            watched = {"add_part": PartTrainer, "cohort": Plan, "release": Plan, "record": Ledger, "save": checkpoint}
+            watched = {
+                "add_part": PartTrainer, "cohort": Plan, "add_noise": Release, "record": Ledger, "save": checkpoint,
+            }  # fmt: skip
             for name, owner in watched.items():
                 _note_calls(patch, owner, name, tmp_path / f"calls{rank}")
 
@@ -184,7 +186,7 @@ def test_every_rank_trains_and_rank_0_alone_samples_and_writes(tiny: str, tmp_pa
     ends = together(2, tmp_path, *words, sets=PLAIN, rank0=watched(0), rank1=watched(1))
     assert [end.code for end in ends] == [0, 0], ends[0].said
     calls = [(tmp_path / f"calls{rank}").read_text().split() for rank in (0, 1)]
-    assert set(calls[0]) == {"add_part", "cohort", "release", "record", "save"}
+    assert set(calls[0]) == {"add_part", "cohort", "add_noise", "record", "save"}
     assert set(calls[1]) == {"add_part"}
     total = sum(json.loads(line)["cohort"] for line in (tmp_path / "run" / folder.METRICS).read_text().splitlines())
     trained = [each.count("add_part") for each in calls]

@@ -26,9 +26,11 @@ from confide import build, recipe
 from confide.federated import optimisers
 from confide.privacy import ledger
 from confide.privacy.ledger import Ledger
-from confide.privacy.plan import Plan, Release
+from confide.privacy.plan import Release
 from confide.recipe import Recipe
-from confide.runs import checkpoint, folder
+from confide.report.page import write_report
+from confide.runs import checkpoint, folder, recording
+from confide.runs.recording import Recording
 
 pytestmark = pytest.mark.usefixtures("no_figures_here")
 
@@ -39,10 +41,10 @@ PLACES: dict[str, tuple[Any, str]] = {
     "sync": (os, "fsync"),
     "rename": (os, "replace"),
     "ledger line": (Ledger, "record"),
-    "noise": (Plan, "release"),
+    "noise": (Release, "add_noise"),
     "optimiser": (optimisers, "update"),
-    "metrics line": (folder, "_write_record"),
-    "any line": (folder, "_write_line"),
+    "metrics line": (Recording, "write"),
+    "any line": (recording, "_write_line"),
     "checkpoint": (checkpoint, "save"),
 }
 SIDES = ("before", "after")
@@ -83,14 +85,14 @@ def killed_at(place: str, call: int, side: str) -> Iterator[Callable[[], int]]:
 
 
 def train(wanted: Recipe, out: Path) -> None:
-    folder.train(wanted, out, quiet=True)
+    folder.train(wanted, out, quiet=True, page=write_report)
 
 
 def finish(out: Path, wanted: Recipe) -> dict[str, Any]:
     """What a person would type next: resume, or train again where the kill came before there was a run."""
     if (out / folder.RECIPE).exists():
-        return folder.resume(out, quiet=True)
-    return folder.train(wanted, out, quiet=True)
+        return folder.resume(out, quiet=True, page=write_report)
+    return folder.train(wanted, out, quiet=True, page=write_report)
 
 
 def steps_done(out: Path) -> int:

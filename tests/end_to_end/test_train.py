@@ -28,6 +28,7 @@ from confide.federated.parameters import flatten
 from confide.federated.task import Task
 from confide.privacy.ledger import Ledger
 from confide.recipe import Recipe
+from confide.report.page import write_report
 from confide.runs import checkpoint, folder
 from confide.runs.simulation import simulate
 
@@ -80,7 +81,7 @@ def stated(pattern: str, text: str) -> float:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("runs") / "finished"
-    folder.train(digits(), run, quiet=True)
+    folder.train(digits(), run, quiet=True, page=write_report)
     return run
 
 

@@ -22,9 +22,9 @@ def simulate(
     `loop.final.model(state)`.
 
     >>> from confide.recipe import load
-    >>> loop, state = simulate(load("convex/digits", ["run.steps=2"]))
+    >>> loop, state = simulate(load("convex/digits", ["run.steps=5"]))
     >>> state.step
-    2
+    5
     """
     loop = make_loop(recipe, task=task)
     recorded, state = Recorded(loop), loop.start()
