@@ -67,18 +67,18 @@ class Items:
         counts, sizes = self.sums(self.groups)
         items = np.bincount(self.groups, minlength=len(self.names))
         rows = [
-            (self.names[i], float(self.scale * counts[i] / sizes[i]), int(items[i]), float(sizes[i]))
-            for i in range(len(counts))
-            if sizes[i]
+            (name, self.scale * count / size, many, size)
+            for name, count, size, many in zip(
+                self.names, counts.tolist(), sizes.tolist(), items.tolist(), strict=False
+            )
+            if size
         ]
         return sorted(rows, key=lambda row: (row[1] if self.better == "higher" else -row[1], row[0]))
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "metric": self.metric, "better": self.better, "scale": self.scale, "group": self.group,
-            "clustered": self.clustered, "test": self.test, "names": list(self.names),
-            "groups": self.groups.tolist(), "counts": _short(self.counts), "sizes": _short(self.sizes),
-        }  # fmt: skip
+        order = ("metric", "better", "scale", "group", "clustered", "test", "names")
+        arrays = {"groups": self.groups.tolist(), "counts": _short(self.counts), "sizes": _short(self.sizes)}
+        return {name: vars(self)[name] for name in order} | arrays
 
     @staticmethod
     def from_json(document: dict[str, Any]) -> Items:
