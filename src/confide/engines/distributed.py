@@ -35,6 +35,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,7 +53,6 @@ from confide.errors import UserError
 from confide.federated.cohort import PartTrainer, Tally, parts
 
 _SLOTS, _SLOT_BYTES = 64, 1 << 27
-_TRAIN, _END = 1, 0
 
 Row = tuple[float, Tally] | None
 """How the training of a part went: seconds and tally; none if it failed."""
@@ -189,7 +189,8 @@ class Distributed:
             owners[window] = deal(costs[window], self._speeds(), self.member.slots)
         self.in_step = True
         with together(when):
-            _send(step, cohort, owners, bounds)
+            limits = None if bounds is None else bounds.tolist()
+            _send({"step": step, "cohort": cohort.tolist(), "owners": owners.tolist(), "bounds": limits})
             here = self.member.receive(central)
         tally, seconds, failed = self.member.train(here, RankStep(step, work, owners, bounds))
         if failed is not None:
@@ -206,7 +207,7 @@ class Distributed:
         if self.in_step or not dist.is_initialized():
             return
         try:
-            dist.broadcast(torch.tensor([_END, 0, 0, 0, 0]), src=0)
+            _send(None)
             ranks.leave()
         except RuntimeError:
             pass  # somebody has gone already
@@ -241,7 +242,7 @@ def follow(here: Place, make: Callable[[str, torch.device], PartTrainer]) -> int
     try:
         ranks.join(here, trainer.device)
         member = RankTrainer(trainer, here)
-        while (job := _receive(member)) is not None:
+        while (job := _receive(member.part_size)) is not None:
             with together(f"in central step {job.step + 1}"):
                 central = member.receive(None)
             if member.train(central, job)[2] is None:
@@ -284,32 +285,39 @@ def _error(answer: Answer) -> Exception:
     return WorkerFailed(f"rank {answer.rank} failed:\n{answer.error}")
 
 
-def _send(step: int, cohort: np.ndarray, owners: np.ndarray, bounds: Tensor | None) -> None:
-    limits = torch.empty(0, dtype=torch.float64) if bounds is None else bounds.to(torch.float64)
-    dist.broadcast(torch.tensor([_TRAIN, step, len(cohort), len(owners), len(limits)]), src=0)
-    numbers = [torch.from_numpy(cohort.astype(np.int64)), torch.from_numpy(owners), limits.view(torch.int64)]
-    dist.broadcast(torch.cat(numbers), src=0)
+def _send(job: dict[str, Any] | None) -> None:
+    """Rank 0: tell the others what the next step is; none sends them home."""
+    text = _to_bytes(job)
+    dist.broadcast(torch.tensor([len(text)]), src=0)
+    dist.broadcast(text, src=0)
 
 
-def _receive(member: RankTrainer) -> RankStep | None:
-    header = torch.empty(5, dtype=torch.int64)
+def _receive(part_size: int) -> RankStep | None:
+    size = torch.empty(1, dtype=torch.int64)
     with together("between two central steps"):
-        dist.broadcast(header, src=0)
-        order, step, *sizes = header.tolist()
-        if order == _END:
-            return None
-        numbers = torch.empty(sum(sizes), dtype=torch.int64)
-        dist.broadcast(numbers, src=0)
-    cohort, owners, bounds = torch.split(numbers, sizes)
-    limits = bounds.view(torch.float64) if len(bounds) else None
-    return RankStep(step, list(parts(cohort.numpy(), member.part_size)), owners.numpy(), limits)
+        dist.broadcast(size, src=0)
+        text = torch.empty(int(size), dtype=torch.uint8)
+        dist.broadcast(text, src=0)
+    job = _from_bytes(text)
+    if job is None:
+        return None
+    cohort, owners = (np.array(job[name], dtype=np.int64) for name in ("cohort", "owners"))
+    bounds = None if job["bounds"] is None else torch.tensor(job["bounds"], dtype=torch.float64)
+    return RankStep(job["step"], list(parts(cohort, part_size)), owners, bounds)
+
+
+def _to_bytes(document: Any) -> Tensor:
+    """JSON, which holds every number exactly."""
+    return torch.frombuffer(bytearray(json.dumps(document).encode()), dtype=torch.uint8)
+
+
+def _from_bytes(text: Tensor) -> Any:
+    return json.loads(text.numpy().tobytes())
 
 
 def _pack(rows: list[Row]) -> Tensor:
-    """Rows as bytes of JSON, which holds every number exactly."""
-    plain = [row and (row[0], asdict(row[1])) for row in rows]
-    return torch.frombuffer(bytearray(json.dumps(plain).encode()), dtype=torch.uint8)
+    return _to_bytes([row and (row[0], asdict(row[1])) for row in rows])
 
 
 def _unpack(text: Tensor) -> list[Row]:
-    return [row and (row[0], Tally(**row[1])) for row in json.loads(text.numpy().tobytes())]
+    return [row and (row[0], Tally(**row[1])) for row in _from_bytes(text)]

@@ -161,7 +161,7 @@ class Bounder:
         if self.per_user:
             return replace(self, own=bounds, told=bounds)
         if self.roots is not None:
-            split = allocated(self.sensitivity, bounds, self.roots)
+            split = allocate(self.sensitivity, bounds, self.roots)
             return replace(self, layer_bounds=split, quantiles=bounds, told=bounds)
         total = float(torch.linalg.vector_norm(bounds))
         layers = bounds if self.per_layer else self.layer_bounds * (total / self.sensitivity)
@@ -216,8 +216,8 @@ def bounder(settings: Bounding, layout: Layout) -> Bounder:
     )
 
 
-def allocated(total: float, quantiles: Tensor, roots: Tensor) -> Tensor:
-    """C_h = min(q_h, m d_h^(1/4)) with norm `total`; from quantiles and fourth roots of sizes."""  # all (layers,)
+def allocate(total: float, quantiles: Tensor, roots: Tensor) -> Tensor:
+    """Split `total`: C_h = min(q_h, m d_h^(1/4)), from quantiles and fourth roots of sizes."""  # all (layers,)
     whole = float(torch.linalg.vector_norm(quantiles))
     if whole <= total:
         return quantiles * (total / whole)

@@ -45,7 +45,7 @@ def interval(items: Items, level: float = LEVEL, resamples: int = RESAMPLES) -> 
 
     The draws do not depend on the run: every place that states an interval of the same answers states the same one.
     """
-    _, units = np.unique(items.drawn, return_inverse=True)
+    _, units = np.unique(items.units, return_inverse=True)
     return _resampled_interval(*items.sums(units), items.scale, level, resamples)
 
 
@@ -53,7 +53,7 @@ def difference(first: Items, second: Items, level: float = LEVEL, resamples: int
     """How two models differ on the same items."""
     if (first.test, first.metric) != (second.test, second.metric) or len(first.counts) != len(second.counts):
         raise UserError("two runs with different test sets or metrics cannot be compared; expected the same test set")
-    _, units = np.unique(first.drawn, return_inverse=True)
+    _, units = np.unique(first.units, return_inverse=True)
     (one, sizes), (two, _) = first.sums(units), second.sums(units)
     gaps = two - one  # (units,)
     value = first.scale * gaps.sum() / sizes.sum()

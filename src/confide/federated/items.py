@@ -55,7 +55,7 @@ class Items:
         return np.bincount(by, weights=self.counts), np.bincount(by, weights=self.sizes)
 
     @property
-    def drawn(self) -> np.ndarray:
+    def units(self) -> np.ndarray:
         """The unit of the bootstrap that each item belongs to: its group if it is clustered, else the item itself.
 
         A single group would leave nothing to draw from, so its items are drawn.
@@ -87,7 +87,7 @@ class Items:
         return Items(**{**document, **arrays, "names": tuple(document["names"])})
 
 
-def grouped(names: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray]:
+def number_names(names: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray]:
     """The different names, and of each entry the place of its name among them."""
     unique, places = np.unique(np.asarray(names, dtype=np.str_), return_inverse=True)
     return tuple(map(str, unique)), places.astype(np.int64)

@@ -62,33 +62,40 @@ class LowRankTrainer:
 
     @torch.no_grad()
     def _train(self, central: Tensor, seen: list[list[np.ndarray]], step: int) -> LowRankUpdates:
+        """Take all local steps of some users, who see these examples, one batch after the other."""
         steps, most = max(map(len, seen)), max(len(rows) for own in seen for rows in own)
         places = np.empty((len(seen), steps, most), dtype=np.int64)
-        shares = np.zeros(places.shape)
+        shares = np.zeros(places.shape)  # 1 / examples of the batch; 0 where an example only fills the place
         for user, own in enumerate(seen):
             places[user] = own[0][0]
             for number, rows in enumerate(own):
                 places[user, number, : len(rows)] = rows
                 shares[user, number, : len(rows)] = 1.0 / len(rows)
+        users, total, local = len(seen), steps * most, self.ranks.local
         inputs, labels = self.task.inputs(places.reshape(-1))
-        examples = Examples(
-            inputs.to(central).view(len(seen), steps * most, -1),
-            labels.to(central.device).view(len(seen), steps * most),
-            torch.from_numpy(shares.reshape(len(seen), -1)).to(central),
-            steps,
-        )
-        local = self.ranks.local
-        return train(self.ranks.chain.layers, self.layout, central, examples, local, local.rate(step))
-
-
-@dataclass(frozen=True)
-class Examples:
-    """What some users' steps see, one step after the other."""
-
-    inputs: Tensor  # (users, rows, wide)
-    labels: Tensor  # (users, rows)
-    shares: Tensor  # (users, rows) 1 / examples of the batch; 0 where an example only fills the place
-    steps: int
+        inputs, labels = inputs.to(central).view(users, total, -1), labels.to(central.device).view(users, total, 1)
+        weights = torch.from_numpy(shares.reshape(users, total, 1)).to(central)
+        layers = [_Layer(layer, self.layout.views(central), users, total) for layer in self.ranks.chain.layers]
+        layers[0].inputs, layers[0].gram = inputs, inner_products(inputs, inputs)
+        first = layers[0].central_output(inputs)
+        losses, rate = torch.zeros(users, dtype=torch.float64), local.rate(step)
+        for begin in range(0, total, most):
+            end = begin + most
+            outputs = [layers[0].forward(begin, end, first[:, begin:end])]
+            for layer in layers[1:]:
+                layer.see(outputs[-1], begin)
+                outputs.append(layer.forward(begin, end, layer.central_output(outputs[-1])))
+            share, right = weights[:, begin:end], labels[:, begin:end]
+            log_shares = torch.log_softmax(outputs[-1], dim=-1)
+            if begin == 0:
+                losses = -(log_shares.gather(2, right) * share).double().sum(dim=(1, 2))
+            gradient = log_shares.exp_()
+            gradient.scatter_add_(2, right, gradient.new_full((1, 1, 1), -1.0).expand(right.shape)).mul_(share)
+            _step(layers, _backward(layers, outputs, gradient, begin), begin, share.sum(dim=1), local, rate)
+        scale = 1.0 / rate if local.divide_by_learning_rate else 1.0
+        factors = [(layer.gradients.mul_(scale), layer.inputs) for layer in layers]
+        norms = _norms(self.layout, layers).cpu()
+        return LowRankUpdates(self.layout, self.ranks.chain.layers, factors, norms, losses.cpu())
 
 
 class _Layer:
@@ -118,6 +125,9 @@ class _Layer:
             central = torch.baddbmm(central, kernel, self.gradients[:, :begin], alpha=-1.0)
         return activate(self.layer.activation, central)
 
+    def central_output(self, inputs: Tensor) -> Tensor:
+        return functional.linear(inputs, self.weight, self.bias)
+
     def backward(self, gradient: Tensor, begin: int) -> Tensor:
         """From the gradient at this layer's output to the one at its input."""
         back = gradient @ self.weight
@@ -132,37 +142,6 @@ class _Layer:
         products = torch.bmm(coefficients, coefficients.transpose(1, 2))
         found = (products * self.gram[:, :rows, :rows].to(products.dtype)).sum(dim=(1, 2))
         return found if self.bias is None else found + coefficients.sum(dim=1).square().sum(dim=1)
-
-
-def train(
-    chain: tuple[Affine, ...], layout: Layout, central: Tensor, examples: Examples, local: LocalTraining, rate: float
-) -> LowRankUpdates:
-    """All local steps of all users."""
-    users, rows, _ = examples.inputs.shape
-    layers = [_Layer(layer, layout.views(central), users, rows) for layer in chain]
-    layers[0].inputs = examples.inputs
-    layers[0].gram = inner_products(examples.inputs, examples.inputs)
-    first = functional.linear(examples.inputs, layers[0].weight, layers[0].bias)
-    losses = torch.zeros(users, dtype=torch.float64)
-    batch = rows // examples.steps
-    for begin in range(0, rows, batch):
-        end = begin + batch
-        outputs = [layers[0].forward(begin, end, first[:, begin:end])]
-        for layer in layers[1:]:
-            layer.see(outputs[-1], begin)
-            central_output = functional.linear(outputs[-1], layer.weight, layer.bias)
-            outputs.append(layer.forward(begin, end, central_output))
-        shares, labels = examples.shares[:, begin:end, None], examples.labels[:, begin:end, None]
-        log_shares = torch.log_softmax(outputs[-1], dim=-1)
-        if begin == 0:
-            losses = -(log_shares.gather(2, labels) * shares).double().sum(dim=(1, 2))
-        gradient = log_shares.exp_()
-        gradient.scatter_add_(2, labels, gradient.new_full((1, 1, 1), -1.0).expand(labels.shape)).mul_(shares)
-        gradients = _backward(layers, outputs, gradient, begin)
-        _step(layers, gradients, begin, shares.sum(dim=1), local, rate)
-    scale = 1.0 / rate if local.divide_by_learning_rate else 1.0
-    return LowRankUpdates(layout, chain, [(each.gradients.mul_(scale), each.inputs) for each in layers],
-                          _norms(layout, layers).cpu(), losses.cpu())  # fmt: skip
 
 
 def _backward(layers: list[_Layer], outputs: list[Tensor], gradient: Tensor, begin: int) -> list[Tensor]:
