@@ -15,7 +15,7 @@ from confide.federated.local import LocalTraining
 from confide.federated.task import Task
 
 Costs = Callable[[Sequence[np.ndarray]], np.ndarray]
-"""The expected cost of each part of a cohort, in a unit of its own."""
+"""Estimates the cost of each part of a cohort, in a unit that differs from task to task."""
 
 
 def expected_costs(task: Task, local: LocalTraining) -> Costs:

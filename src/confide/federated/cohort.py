@@ -86,7 +86,7 @@ class PartTrainer:
     def add_part(
         self, central: Tensor, users: np.ndarray, step: int, into: Tensor, bounds: Tensor | None = None
     ) -> Tally:
-        """Add sum_k w_k bound(delta_k) over `users` to `into`. Adaptive bounds are given; others are known."""
+        """Add sum_k w_k bound(delta_k) over `users` to `into`. `bounds` are given where they adapt."""
         tally, rule = Tally(), self.bounder.at(bounds)
         vote = bounds is not None and not rule.per_user
         order: list[int] = []

@@ -31,7 +31,7 @@ class Items:
     group: str
     """What the groups are: speaker, class, document."""
     clustered: bool
-    """Items of a group resemble each other, so that groups are what is drawn at random; else the items are."""
+    """Whether items of a group resemble each other: the bootstrap then draws groups, else items."""
     names: tuple[str, ...]  # of the groups
     groups: np.ndarray  # (items,) int64, places in names
     counts: np.ndarray  # (items,) float64
@@ -56,7 +56,7 @@ class Items:
 
     @property
     def units(self) -> np.ndarray:
-        """The unit of the bootstrap that each item belongs to: its group if it is clustered, else the item itself.
+        """The unit that the bootstrap draws each item with: its group if items are clustered, else the item itself.
 
         A single group would leave nothing to draw from, so its items are drawn.
         """
@@ -88,7 +88,7 @@ class Items:
 
 
 def number_names(names: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray]:
-    """The different names, and of each entry the place of its name among them."""
+    """Sort the different names, and give each entry the place of its name among them."""
     unique, places = np.unique(np.asarray(names, dtype=np.str_), return_inverse=True)
     return tuple(map(str, unique)), places.astype(np.int64)
 

@@ -41,7 +41,7 @@ class LowRankTrainer:
         self.task, self.ranks, self.layout, self.seed = task, ranks, layout, seed
 
     def updates(self, central: Tensor, users: np.ndarray, step: int) -> Iterator[tuple[np.ndarray, LowRankUpdates]]:
-        """Users of about equally many examples together, those with few first."""
+        """Train users with about equally many examples together, those with few first."""
         addresses = Addresses(self.seed, "batches", step)
         seen = [self._rows(int(user), addresses) for user in users]
         counts = np.array([sum(map(len, rows)) for rows in seen])
@@ -137,7 +137,7 @@ class _Layer:
         return torch.baddbmm(back, products, self.inputs[:, :begin], alpha=-1.0)
 
     def squares(self, coefficients: Tensor) -> Tensor:
-        """Of each user, the squared norm of coefficients' A over weight and bias, without care for rounding."""
+        """The squared norm of coefficients' A over weight and bias of each user; rounding is not bounded here."""
         rows = coefficients.shape[1]
         products = torch.bmm(coefficients, coefficients.transpose(1, 2))
         found = (products * self.gram[:, :rows, :rows].to(products.dtype)).sum(dim=(1, 2))

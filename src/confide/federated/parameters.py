@@ -23,7 +23,7 @@ from torch import Tensor
 from confide.files import usable_cores
 
 Stretch = tuple[int, int, int]
-"""Of one tensor of the flat vector: which tensor, its first coordinate, and the one after the last."""
+"""A piece of one tensor in the flat vector: which tensor, the first coordinate, and the one after the last."""
 
 
 @dataclass(frozen=True)
