@@ -96,9 +96,9 @@ def test_bounds_tend_to_the_quantile_times_a_steady_norm() -> None:
 
 
 def test_decay_smooths_the_norms_from_the_first_one_on() -> None:
-    first = car_adaptive.smoothed(CarAdaptive(), torch.tensor([0.0]), torch.tensor([5.0]))
+    first = car_adaptive.average_norms(CarAdaptive(), torch.tensor([0.0]), torch.tensor([5.0]))
     assert first.tolist() == [5.0]
-    assert car_adaptive.smoothed(CarAdaptive(), first, torch.tensor([15.0])).tolist() == pytest.approx([6.0])
+    assert car_adaptive.average_norms(CarAdaptive(), first, torch.tensor([15.0])).tolist() == pytest.approx([6.0])
 
 
 def test_warm_up_neither_bounds_nor_noises_nor_moves() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from confide.errors import UserError
 from confide.federated.intervals import difference, holm, interval
-from confide.federated.items import Items, grouped
+from confide.federated.items import Items, number_names
 from confide.files import digest
 
 
@@ -94,7 +94,7 @@ def test_holm_raises_p_values_in_steps_and_keeps_their_order() -> None:
 
 
 def test_items_come_back_from_json_as_they_were_and_names_of_test_sets_depend_on_content() -> None:
-    names, places = grouped(["b", "a", "b"])
+    names, places = number_names(["b", "a", "b"])
     items = Items("wer", "lower", 100.0, "speaker", True, names, places, np.array([1.0, 0.5, 2]), np.ones(3), "t")
     again = Items.from_json(items.to_json())
     assert again.to_json() == items.to_json()

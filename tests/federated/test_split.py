@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from confide.errors import Stopped
-from confide.federated.bounding import Adaptive, Bounding, allocated, bounder
+from confide.federated.bounding import Adaptive, Bounding, allocate, bounder
 from confide.federated.bounds import next_bounds
 from confide.federated.parameters import Layout
 from confide.privacy import ledger
@@ -39,7 +39,7 @@ tensors = st.lists(st.tuples(positive, st.integers(1, 10**7)), min_size=1, max_s
 def split(total: float, given_tensors: list[tuple[float, int]]) -> tuple[Tensor, Tensor, Tensor]:
     quantiles = torch.tensor([q for q, _ in given_tensors], dtype=torch.float64)
     sizes = torch.tensor([d for _, d in given_tensors], dtype=torch.float64)
-    return allocated(total, quantiles, sizes.pow(0.25)), quantiles, sizes
+    return allocate(total, quantiles, sizes.pow(0.25)), quantiles, sizes
 
 
 @CALM
@@ -79,7 +79,7 @@ def test_root_is_the_learned_split_of_updates_that_are_all_beyond_their_bounds(s
     root = bounder(Bounding(rule="per_layer_clip", bound=2.0, split="root"), layout)
     far = torch.full((len(sizes),), 1e6, dtype=torch.float64)
     roots = torch.tensor(sizes, dtype=torch.float64).pow(0.25)
-    torch.testing.assert_close(allocated(2.0, far, roots), root.layer_bounds, rtol=1e-9, atol=0)
+    torch.testing.assert_close(allocate(2.0, far, roots), root.layer_bounds, rtol=1e-9, atol=0)
     other = torch.from_numpy(np.exp(np.random.default_rng(seed).standard_normal(len(sizes))))
     other = other * (2.0 / other.norm())
     dimensions = torch.tensor(sizes, dtype=torch.float64)
@@ -199,5 +199,5 @@ def test_a_learned_split_beats_dim_on_very_unequal_layers_at_equal_epsilon(seed:
 
 @pytest.mark.parametrize("huge", [1e6, 1e8, 1e9])
 def test_a_quantile_that_ran_away_does_not_lift_the_total(huge: float) -> None:
-    found = allocated(1.0, torch.tensor([0.65, huge], dtype=torch.float64), torch.ones(2, dtype=torch.float64))
+    found = allocate(1.0, torch.tensor([0.65, huge], dtype=torch.float64), torch.ones(2, dtype=torch.float64))
     assert float(found.norm()) <= 1 + 1e-12

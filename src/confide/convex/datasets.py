@@ -40,9 +40,7 @@ Bytes = NDArray[np.uint8]
 CLASSES = 10
 
 # 1,437 of the 1,797 digits: the usual four fifths.
-_DIGITS_TRAIN = 1437
-_DIGITS_KEY = 20250601
-_DIGITS_WHITE = 16.0
+_DIGITS_TRAIN, _DIGITS_KEY, _DIGITS_WHITE = 1437, 20250601, 16.0
 
 _FASHION_ENV = "CONFIDE_FASHION_MNIST"
 _FASHION_FOLDER = Path("/usr/share/datasets/fashion-mnist")
@@ -50,9 +48,7 @@ _FASHION_HELP = (
     "run `apt-get install dataset-fashion-mnist` (Debian, Ubuntu), or put the four idx files, plain or .gz, "
     f"into a folder and name it in task.folder or in the environment variable {_FASHION_ENV}"
 )
-_FASHION_SIDE = 28
-_IDX_LABELS = 0x801
-_IDX_IMAGES = 0x803
+_FASHION_SIDE, _IDX_LABELS, _IDX_IMAGES = 28, 0x801, 0x803
 
 _CIFAR_ENV = "CONFIDE_CIFAR10"
 _CIFAR_HELP = (
@@ -61,8 +57,7 @@ _CIFAR_HELP = (
     f"or in the environment variable {_CIFAR_ENV}"
 )
 _CIFAR_SIDE = 32
-_CIFAR_RECORD = 1 + 3 * _CIFAR_SIDE * _CIFAR_SIDE
-_CIFAR_RECORDS = 10_000
+_CIFAR_RECORD, _CIFAR_RECORDS = 1 + 3 * _CIFAR_SIDE * _CIFAR_SIDE, 10_000  # bytes of a record, records of a file
 
 # A trade of time for accuracy: at 192 x 192, two free cores do about 100 images/s. A linear classifier trained
 # on 2,500 images reached 80 % at 96, 82 % at 128, 86 % at 160, 87 % at 192, and 88 % at the network's own 224,
@@ -85,15 +80,15 @@ class Classification:
     train_labels: Tensor
     test_features: Tensor
     test_labels: Tensor
-    classes: int
+    classes: int = CLASSES
 
 
-def to_stderr(line: str) -> None:
+def print_progress(line: str) -> None:
     """Print a line of progress where it does not mix with results."""
     print(line, file=sys.stderr, flush=True)
 
 
-def load(name: Name, folder: Path | None, say: Say = to_stderr) -> Classification:
+def load(name: Name, folder: Path | None, say: Say = print_progress) -> Classification:
     """Read a task from its folder; `None` means the environment variable or the usual place of that task.
 
     `say` receives lines of progress and warnings; only cifar10, whose first load computes features, has any.
@@ -101,7 +96,8 @@ def load(name: Name, folder: Path | None, say: Say = to_stderr) -> Classificatio
     if name == "digits":
         return _digits(folder)
     if name == "fashion-mnist":
-        return _fashion_mnist(_place(folder, _FASHION_ENV, _FASHION_FOLDER, "Fashion-MNIST", _FASHION_HELP))
+        folder = _place(folder, _FASHION_ENV, _FASHION_FOLDER, "Fashion-MNIST", _FASHION_HELP)
+        return Classification(name, *_fashion_part(folder, "train"), *_fashion_part(folder, "t10k"))
     if name == "cifar10":
         return _cifar10(_place(folder, _CIFAR_ENV, None, "CIFAR-10", _CIFAR_HELP), say)
     raise UserError(f"no dataset is called {name!r}; expected one of digits, fashion-mnist, cifar10 in task.dataset")
@@ -164,34 +160,13 @@ def _digits(folder: Path | None) -> Classification:
     order = np.argsort(np.random.Philox(key=_DIGITS_KEY).random_raw(len(digits)), kind="stable")
     features = torch.from_numpy((pixels[order] / _DIGITS_WHITE).astype(np.float32))
     labels = torch.from_numpy(digits[order].astype(np.int64))
-    return Classification(
-        name="digits",
-        train_features=features[:_DIGITS_TRAIN],
-        train_labels=labels[:_DIGITS_TRAIN],
-        test_features=features[_DIGITS_TRAIN:],
-        test_labels=labels[_DIGITS_TRAIN:],
-        classes=CLASSES,
-    )
-
-
-def _fashion_mnist(folder: Path) -> Classification:
-    train_features, train_labels = _fashion_part(folder, "train")
-    test_features, test_labels = _fashion_part(folder, "t10k")
-    return Classification(
-        name="fashion-mnist",
-        train_features=train_features,
-        train_labels=train_labels,
-        test_features=test_features,
-        test_labels=test_labels,
-        classes=CLASSES,
-    )
+    count = _DIGITS_TRAIN
+    return Classification("digits", features[:count], labels[:count], features[count:], labels[count:])
 
 
 def _fashion_part(folder: Path, part: str) -> tuple[Tensor, Tensor]:
-    images_file = _plain_or_gz(folder, f"{part}-images-idx3-ubyte")
-    labels_file = _plain_or_gz(folder, f"{part}-labels-idx1-ubyte")
-    images = _read_idx(images_file, _IDX_IMAGES)
-    labels = _read_idx(labels_file, _IDX_LABELS)
+    images_file, images = _read_idx(folder, f"{part}-images-idx3-ubyte", _IDX_IMAGES)
+    labels_file, labels = _read_idx(folder, f"{part}-labels-idx1-ubyte", _IDX_LABELS)
     if images.shape[1:] != (_FASHION_SIDE, _FASHION_SIDE) or len(images) == 0:
         raise UserError(
             f"{images_file} holds {len(images)} images of {images.shape[1]} x {images.shape[2]} pixels; "
@@ -207,15 +182,18 @@ def _fashion_part(folder: Path, part: str) -> tuple[Tensor, Tensor]:
     return features, torch.from_numpy(labels.astype(np.int64))
 
 
-def _plain_or_gz(folder: Path, name: str) -> Path:
-    for path in (folder / name, folder / f"{name}.gz"):
-        if path.is_file():
-            return path
-    raise UserError(f"the folder {folder} holds neither {name} nor {name}.gz; expected one of them: {_FASHION_HELP}")
-
-
-def _read_idx(path: Path, magic: int) -> Bytes:
-    content = _content(path)
+def _read_idx(folder: Path, name: str, magic: int) -> tuple[Path, Bytes]:
+    """Find a file, plain or compressed, and read the array in it."""
+    path = next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+    if path is None:
+        raise UserError(
+            f"the folder {folder} holds neither {name} nor {name}.gz; expected one of them: {_FASHION_HELP}"
+        )
+    try:
+        raw = path.read_bytes()
+        content = gzip.decompress(raw) if path.suffix == ".gz" else raw
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"cannot read {path} ({error}); expected a complete, readable file: {_FASHION_HELP}") from error
     # The last byte of the magic number is the number of sizes that follow it, each of four bytes.
     length = 4 * (1 + (magic & 0xFF))
     if len(content) < length:
@@ -229,7 +207,7 @@ def _read_idx(path: Path, magic: int) -> Bytes:
             f"{path} begins with the magic number {int(header[0])}; expected {magic}, so it is another kind of "
             f"file: {_FASHION_HELP}"
         )
-    shape = [int(size) for size in header[1:]]
+    shape = header[1:].tolist()
     values = np.frombuffer(content, dtype=np.uint8, offset=length)
     expected = math.prod(shape)
     if values.size != expected:
@@ -237,15 +215,7 @@ def _read_idx(path: Path, magic: int) -> Bytes:
             f"{path} holds {values.size} bytes after its header; expected {expected} for the shape {shape} "
             f"that the header gives, so the file is damaged or cut short: {_FASHION_HELP}"
         )
-    return values.reshape(shape)
-
-
-def _content(path: Path) -> bytes:
-    try:
-        raw = path.read_bytes()
-        return gzip.decompress(raw) if path.suffix == ".gz" else raw
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"cannot read {path} ({error}); expected a complete, readable file: {_FASHION_HELP}") from error
+    return path, values.reshape(shape)
 
 
 def _check_labels(labels: Bytes, path: Path, help_text: str) -> None:
@@ -257,71 +227,58 @@ def _check_labels(labels: Bytes, path: Path, help_text: str) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _CifarFile:
-    path: Path
-    digest: str
-    images: Tensor
-    labels: Tensor
-
-
 def _cifar10(folder: Path, say: Say) -> Classification:
     # All files are read first, so that a missing last one is reported before the minutes of the first five.
-    train = [_read_cifar(folder / f"data_batch_{number}.bin") for number in range(1, 6)]
-    test = _read_cifar(folder / "test_batch.bin")
+    files = [_CifarFile(folder / f"{name}.bin") for name in (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch")]
     weights = efficientnet.weights_file()
-    features = [_cached_features(part, weights, say) for part in (*train, test)]
-    return Classification(
-        name="cifar10",
-        train_features=torch.cat(features[:-1]),
-        train_labels=torch.cat([part.labels for part in train]),
-        test_features=features[-1],
-        test_labels=test.labels,
-        classes=CLASSES,
-    )
+    features, labels = [_cached_features(each, weights, say) for each in files], [each.labels for each in files]
+    return Classification("cifar10", torch.cat(features[:-1]), torch.cat(labels[:-1]), features[-1], labels[-1])
 
 
-def _read_cifar(path: Path) -> _CifarFile:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(
-            f"cannot read {path} ({error.strerror}); expected data_batch_1.bin to data_batch_5.bin and "
-            f"test_batch.bin in that folder: {_CIFAR_HELP}"
-        ) from error
-    expected = _CIFAR_RECORDS * _CIFAR_RECORD
-    if len(content) != expected:
-        raise UserError(
-            f"{path} holds {len(content)} bytes; expected {expected}, which is {_CIFAR_RECORDS} records of "
-            f"{_CIFAR_RECORD} bytes, so the file is damaged or no binary CIFAR-10: {_CIFAR_HELP}"
-        )
-    records = np.frombuffer(content, dtype=np.uint8).reshape(_CIFAR_RECORDS, _CIFAR_RECORD)
-    _check_labels(records[:, 0], path, _CIFAR_HELP)
-    images = records[:, 1:].reshape(-1, 3, _CIFAR_SIDE, _CIFAR_SIDE)
-    return _CifarFile(
-        path=path,
-        digest=hashlib.sha256(content).hexdigest(),
-        images=torch.from_numpy(images.copy()),
-        labels=torch.from_numpy(records[:, 0].astype(np.int64)),
-    )
+class _CifarFile:
+    """One file of records: a label, then the three colour planes of an image."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise UserError(
+                f"cannot read {path} ({error.strerror}); expected data_batch_1.bin to data_batch_5.bin and "
+                f"test_batch.bin in that folder: {_CIFAR_HELP}"
+            ) from error
+        expected = _CIFAR_RECORDS * _CIFAR_RECORD
+        if len(content) != expected:
+            raise UserError(
+                f"{path} holds {len(content)} bytes; expected {expected}, which is {_CIFAR_RECORDS} records of "
+                f"{_CIFAR_RECORD} bytes, so the file is damaged or no binary CIFAR-10: {_CIFAR_HELP}"
+            )
+        records = np.frombuffer(content, dtype=np.uint8).reshape(_CIFAR_RECORDS, _CIFAR_RECORD)
+        _check_labels(records[:, 0], path, _CIFAR_HELP)
+        self.path, self.digest = path, hashlib.sha256(content).hexdigest()
+        self.labels = torch.from_numpy(records[:, 0].astype(np.int64))
+        self.images = torch.from_numpy(records[:, 1:].reshape(-1, 3, _CIFAR_SIDE, _CIFAR_SIDE).copy())
 
 
 def _cached_features(part: _CifarFile, weights: Path, say: Say) -> Tensor:
     """The features of one file, computed only if not cached: a stopped pass resumes at the file it was at."""
-    path = cache_folder() / f"cifar10-{part.path.stem}-{_cache_key(part, weights)}.safetensors"
-    features = _read_cache(path, len(part.images), say)
-    if features is None:
-        # A folder that cannot be written to is reported before the minutes of computing, not after.
-        make_folder(path.parent)
-        features = _extract(part, weights, say)
-        _write_cache(path, features)
-    return features
-
-
-def _cache_key(part: _CifarFile, weights: Path) -> str:
     weights_digest = hashlib.sha256(weights.read_bytes()).hexdigest()
     key = f"{_FEATURE_SCHEME}\n{CIFAR_RESOLUTION}\n{weights_digest}\n{part.digest}"
-    return hashlib.sha256(key.encode()).hexdigest()[:32]
+    name = f"cifar10-{part.path.stem}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
+    path = cache_folder() / name
+    if (cached := _read_cache(path, len(part.images), say)) is not None:
+        return cached
+    # A folder that cannot be written to is reported before the minutes of computing, not after.
+    make_folder(path.parent)
+    features = _extract(part, weights, say)
+    content = save({"features": features}, metadata={"sha256": _checksum(features)})
+    try:
+        write_atomically(path, content, f".{os.getpid()}.tmp")
+    except OSError as error:
+        raise UserError(
+            f"cannot write the features of CIFAR-10 to {path} ({error.strerror}); expected a writable folder "
+            f"with {len(content) / 1e6:.0f} MB free: set the environment variable {CACHE_ENV} to another one"
+        ) from error
+    return features
 
 
 def _extract(part: _CifarFile, weights: Path, say: Say) -> Tensor:
@@ -358,14 +315,3 @@ def _read_cache(path: Path, images: int, say: Say) -> Tensor | None:
         say(f"cifar10: the cached features in {path} are damaged (shape or checksum); computing them again")
         return None
     return features
-
-
-def _write_cache(path: Path, features: Tensor) -> None:
-    content = save({"features": features}, metadata={"sha256": _checksum(features)})
-    try:
-        write_atomically(path, content, f".{os.getpid()}.tmp")
-    except OSError as error:
-        raise UserError(
-            f"cannot write the features of CIFAR-10 to {path} ({error.strerror}); expected a writable folder "
-            f"with {len(content) / 1e6:.0f} MB free: set the environment variable {CACHE_ENV} to another one"
-        ) from error

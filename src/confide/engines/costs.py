@@ -2,7 +2,7 @@
 
 A cohort takes as long as its slowest processor. Longest first, every part to whoever is free, takes at most 4/3 of the
 best schedule's time; in any other order one long user that comes last can double it. Schedules decide who trains what
-and when. They never decide the order of addition, so they cannot change a bit of the result.
+and when, never the order of addition, so they cannot change a bit of the result.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from confide.federated.local import LocalTraining
 from confide.federated.task import Task
 
 Costs = Callable[[Sequence[np.ndarray]], np.ndarray]
-"""The expected cost of each part of a cohort, in a unit of its own."""
+"""Estimates the cost of each part of a cohort, in a unit that differs from task to task."""
 
 
 def expected_costs(task: Task, local: LocalTraining) -> Costs:
-    """Seconds of data where the task has them, examples otherwise, as far as local training looks at them."""
+    """Estimate by the seconds of data where the task has them, else by examples, that local training looks at."""
     examples = task.examples
 
     def of_user(user: int) -> float:
@@ -72,8 +72,7 @@ def deal(costs: np.ndarray, speeds: np.ndarray, capacity: int) -> np.ndarray:
     load, count = np.zeros(len(speeds)), np.zeros(len(speeds), dtype=np.int64)
     owners = np.empty(len(costs), dtype=np.int64)
     for part in np.argsort(-costs, kind="stable"):
-        ends = np.where(count < capacity, (load + costs[part]) / speeds, np.inf)
-        owner = int(np.argmin(ends))
+        owner = np.argmin(np.where(count < capacity, (load + costs[part]) / speeds, np.inf))
         owners[part] = owner
         load[owner] += costs[part]
         count[owner] += 1

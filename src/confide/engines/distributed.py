@@ -1,8 +1,8 @@
-"""The cohort over the ranks of torch.distributed, with the very result of one process.
+"""Train a cohort on the ranks of torch.distributed, with the very result of one process.
 
 `torchrun --nproc-per-node 2 -m confide train RECIPE --out RUN`. Rank 0 alone samples, adds noise, keeps the ledger, the
 checkpoint and the metrics; the others train parts and take part in the sum. In a central step rank 0 broadcasts the
-cohort, who trains what, and the central model, once. Parts are dealt longest first, by expected cost and by how fast
+cohort, who trains what, and the central model, once. It deals parts longest first, by expected cost and by how fast
 each rank has been so far. Then, for one window of parts after the other, as many as the ranks have slots for:
 
 1. every rank trains its parts, each into a slot of its own;
@@ -11,36 +11,37 @@ each rank has been so far. Then, for one window of parts after the other, as man
 and at the end rank 0 gathers the slices of the total. Every coordinate is added up in the order in which one process
 adds it, so the model is the same, bit for bit, with any number of ranks; and memory does not grow with the cohort.
 
-What that costs: for each part that it trains a rank sends and receives one sum, half of what an all-reduce moves, where
-sums over each rank's own users would need one all-reduce for the whole step. With a cohort of m, parts of s users (one;
-four above 20 million parameters; more where a task trains many at once) and R ranks it is m / (2 s R) times as much,
-and always one update on the wire for the training of s users, spread evenly over the ranks. The one all-reduce is not
-offered: its rounding depends on the number of ranks, so a step that is made again after a loss, with other ranks, would
-release another value under the same line of the ledger and with the same noise, and their difference has no protection.
+What that costs: for each part a rank sends and receives one sum, half of what an all-reduce moves, where sums over each
+rank's own users would need one all-reduce for the whole step. With a cohort of m, parts of s users and R ranks it is
+m / (2 s R) times as much. The one all-reduce is not offered: its rounding depends on the number of ranks, so a step
+that is made again after a loss, with other ranks, would release another value under the same line of the ledger and
+with the same noise, and their difference has no protection.
 
 A rank that is lost ends the step before anything of it is released: the checkpoint and the ledger are those of the
 steps before, and `confide resume` goes on with any number of ranks or workers.
 
-CPU or GPU per rank (`ranks.device`). The central model goes to where each rank trains, sums are exchanged there, and
-the total comes back to where rank 0 adds the noise. Some kernels of GPUs do not repeat themselves to the last bit, so
-a step that is made again after a restart counts as a new release there, with noise and a line of its own.
+Ranks train on CPUs or GPUs (`ranks.device`). The central model is copied to where each rank trains, sums are exchanged
+there, and the total is copied back to where rank 0 adds the noise. Some kernels of GPUs do not repeat themselves to the
+last bit, so a step that is made again after a restart counts as a new release there, with noise and a line of its own.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from itertools import islice
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional
 
 from confide.engines import ranks
 from confide.engines.costs import deal, expected_costs
@@ -52,7 +53,9 @@ from confide.errors import UserError
 from confide.federated.cohort import PartTrainer, Tally, parts
 
 _SLOTS, _SLOT_BYTES = 64, 1 << 27
-_TRAIN, _END = 1, 0
+
+Row = tuple[float, Tally] | None
+"""How the training of a part went: seconds and tally; none if it failed."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +81,11 @@ class RankTrainer:
         self.sums = like.new_empty((self.slots, here.ranks * self.width))
         self.arrived = like.new_empty(here.ranks * self.slots * self.width)
         self.slice = like.new_empty(self.width)
-        self.central = like.new_empty(self.size)  # only touched where it is not where rank 0 keeps its own
+        self.central = like.new_empty(self.size)  # unused where rank 0 keeps its own model on the same device
         self.failure: Exception | None = None
 
     def receive(self, central: Tensor | None) -> Tensor:
-        """The central model from rank 0, which gives it, to where each rank trains."""
+        """Broadcast the central model from rank 0, which gives it, to where each rank trains."""
         here = self.central
         if central is not None and central.device == here.device:
             here = central
@@ -92,32 +95,31 @@ class RankTrainer:
         return here
 
     def windows(self, count: int) -> list[np.ndarray]:
-        """Runs of consecutive parts that the slots of all ranks can hold, about equally long."""
+        """Cut the parts into consecutive windows of about equal length that the slots of all ranks can hold."""
         return np.array_split(np.arange(count), -(-count // (self.here.ranks * self.slots))) if count else []
 
     def train(self, central: Tensor, job: RankStep) -> tuple[Tally, np.ndarray, int | None]:
-        """Add the cohort up into the slices; also the seconds of each part, and a rank that failed, if one did."""
+        """Add the cohort up into the slices. Also returns the seconds of each part, and a rank that failed, if any."""
         tally, seconds, when = Tally(), np.zeros(len(job.parts)), f"in central step {job.step + 1}"
-        raw = self.trainer.bounder.per_user
-        votes = 0 if job.bounds is None or raw else len(job.bounds)
         self.slice.zero_()
         for window in self.windows(len(job.parts)):
             owners = job.owners[window]
             mine = self._train_mine(central, job, window[owners == self.here.rank])
             with together(when):
-                rows = self._share(mine, owners, votes + (self.part_size if raw else 0))
-            for part, row in zip(window, rows, strict=True):
-                if row[0]:
+                rows = [iter(_unpack(text)) for text in self._share(_pack(mine))]
+            for part in window:
+                row = next(rows[job.owners[part]])
+                if row is None:
                     return tally, seconds, int(job.owners[part])
-                seconds[part] = row[1]
-                tally.add(_tally(row[2:], len(self.trainer.layout.names), votes, len(job.parts[part]) if raw else 0))
+                seconds[part] = row[0]
+                tally.add(row[1])
             with together(when):
                 self._add(owners)
         return tally, seconds, None
 
-    def _train_mine(self, central: Tensor, job: RankStep, mine: np.ndarray) -> list[list[float]]:
-        """A row for each of my parts, in order: whether it failed, seconds, tally. The sums are in the slots."""
-        done: list[list[float]] = []
+    def _train_mine(self, central: Tensor, job: RankStep, mine: np.ndarray) -> list[Row]:
+        """Train my parts in order, each sum into its slot. After a failure the others are not trained."""
+        done: list[Row] = []
         self.failure = None
         for slot, part in enumerate(mine):
             began, part_sum = time.perf_counter(), self.sums[slot, : self.size].zero_()
@@ -126,36 +128,35 @@ class RankTrainer:
             except Exception as error:
                 # The others wait for this rank's sums; they have to hear of it in the same exchange.
                 self.failure = error
-                ranks.report_fault(_answer(self.here.rank, error))
-                return [*done, *[[1.0]] * (len(mine) - slot)]
-            done.append([0.0, time.perf_counter() - began, *_row(tally)])
+                ranks.write_answer(ranks.FAULT, _answer(self.here.rank, error))
+                return [*done, *[None] * (len(mine) - slot)]
+            done.append((time.perf_counter() - began, tally))
         return done
 
-    def _share(self, mine: list[list[float]], owners: np.ndarray, more: int) -> list[list[float]]:
-        """Everybody's rows, in the order of the parts; each has room for so many votes or raw norms."""
-        most, layers = int(np.bincount(owners).max()), len(self.trainer.layout.names)
-        table = torch.zeros((most, 2 + len(_SCALARS) + len(_PER_LAYER) * layers + more), dtype=torch.float64)
-        for place, row in enumerate(mine):
-            table[place, : len(row)] = torch.tensor(row, dtype=torch.float64)
-        tables = [torch.empty_like(table) for _ in range(self.here.ranks)]
-        dist.all_gather(tables, table)
-        return [tables[rank][place].tolist() for rank, place in _places(owners)]
+    def _share(self, mine: Tensor) -> list[Tensor]:
+        """The bytes of every rank, in the order of the ranks."""
+        sizes = [torch.empty(1, dtype=torch.int64) for _ in range(self.here.ranks)]
+        dist.all_gather(sizes, torch.tensor([len(mine)]))
+        most = int(max(sizes))
+        texts = [torch.empty(most, dtype=torch.uint8) for _ in sizes]
+        dist.all_gather(texts, functional.pad(mine, (0, most - len(mine))))
+        return [text[: int(size)] for text, size in zip(texts, sizes, strict=True)]
 
     def _add(self, owners: np.ndarray) -> None:
-        """The ordered sum: my slice of every part of the window goes onto the total, in the order of the parts."""
+        """Add my slice of every part of the window to the total, in the order of the parts."""
         counts = np.bincount(owners, minlength=self.here.ranks)
         own, width = int(counts[self.here.rank]), self.width
         # (rows, ranks, width) -> (ranks, rows, width): a single row lies as it is sent, and a large model has only one
         sent = self.sums[:own].view(own, self.here.ranks, width).transpose(0, 1).reshape(-1)
         arrived = self.arrived[: len(owners) * width]
         dist.all_to_all_single(arrived, sent, (counts * width).tolist(), [own * width] * self.here.ranks)
-        starts = np.cumsum(counts) - counts
-        for rank, place in _places(owners):
-            begin = int(starts[rank] + place) * width
-            self.slice.add_(arrived[begin : begin + width])
+        rows, places = arrived.view(-1, width), np.cumsum(counts) - counts  # of each rank, its next part that arrived
+        for rank in owners:
+            self.slice.add_(rows[places[rank]])
+            places[rank] += 1
 
     def collect(self, total: Tensor | None, when: str) -> None:
-        """The slices to rank 0, which gives a `total`."""
+        """Send the slices to rank 0, which gives a `total` to put them into."""
         whole = self.sums[0]  # as long as all slices, and no longer needed
         with together(when):
             dist.gather(self.slice, None if total is None else list(whole.view(self.here.ranks, -1)), dst=0)
@@ -170,9 +171,9 @@ class Distributed:
 
     def __init__(self, recipe_json: str, trainer: PartTrainer, here: Place) -> None:
         self.here, self.in_step = here, False
-        ranks.call(recipe_json)
-        _check(ranks.ready(here.ranks), fingerprint(trainer))
-        ranks.begin()
+        ranks.give_order(ranks.RECIPE, recipe_json)
+        _check([ranks.read_answer(ranks.READY, rank) for rank in range(1, here.ranks)], fingerprint(trainer))
+        ranks.give_order(ranks.BEGIN)
         ranks.join(here, trainer.device)
         self.member = RankTrainer(trainer, here)
         self.costs = expected_costs(trainer.task, trainer.local)
@@ -188,63 +189,60 @@ class Distributed:
             owners[window] = deal(costs[window], self._speeds(), self.member.slots)
         self.in_step = True
         with together(when):
-            _send(step, cohort, owners, bounds)
+            limits = None if bounds is None else bounds.tolist()
+            _send({"step": step, "cohort": cohort.tolist(), "owners": owners.tolist(), "bounds": limits})
             here = self.member.receive(central)
         tally, seconds, failed = self.member.train(here, RankStep(step, work, owners, bounds))
         if failed is not None:
             self.in_step = False  # everybody has left the step at the same place
-            raise self._failure(failed)
+            own = self.member.failure if failed == 0 else None
+            raise own or _error(ranks.read_answer(ranks.FAULT, failed))
         self.member.collect(total, when)
         self.in_step = False
         self.spent += [np.bincount(owners, each, self.here.ranks) for each in (costs, seconds)]
         return tally
 
     def close(self) -> None:
-        """Send the others home. In the middle of a step they cannot hear it, and go when the connection breaks."""
+        """Send the others home. In the middle of a step they cannot be told, and end when the connection breaks."""
         if self.in_step or not dist.is_initialized():
             return
         try:
-            dist.broadcast(torch.tensor([_END, 0, 0, 0, 0]), src=0)
+            _send(None)
             ranks.leave()
         except RuntimeError:
             pass  # somebody has gone already
 
     def _speeds(self) -> np.ndarray:
-        """Costs per second; equal for ranks of which nothing is known yet."""
+        """Costs per second of each rank; the mean of the others for one that has trained nothing yet."""
         known = (self.spent > 0).all(axis=0)
         if not known.any():
             return np.ones(self.here.ranks)
         speeds = np.divide(self.spent[0], self.spent[1], out=np.zeros(self.here.ranks), where=known)
         return np.asarray(np.where(known, speeds, speeds[known].mean()))
 
-    def _failure(self, rank: int) -> Exception:
-        if rank == 0 and self.member.failure is not None:
-            return self.member.failure
-        return _error(ranks.fault(rank))
-
 
 def follow(here: Place, make: Callable[[str, torch.device], PartTrainer]) -> int:
-    """The life of any other rank; its exit code. It says nothing but that somebody was lost.
+    """Train what rank 0 orders until it sends this rank home; the exit code. Prints only that a rank was lost.
 
     `make` builds the trainer from the recipe that rank 0 sends, on this rank's device.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is rank 0's to handle
     torch.set_num_threads(1)
-    recipe_json = ranks.called(here)
+    recipe_json = ranks.wait_for_order(ranks.RECIPE, here)
     if recipe_json is None:
         return 0
     try:
         trainer = make(recipe_json, ranks.device())
-        ranks.say_ready(Answer(here.rank, fingerprint(trainer)))
+        ranks.write_answer(ranks.READY, Answer(here.rank, fingerprint(trainer)))
     except Exception as error:
-        ranks.say_ready(_answer(here.rank, error))
-    if not ranks.begun(here):
+        ranks.write_answer(ranks.READY, _answer(here.rank, error))
+    if ranks.wait_for_order(ranks.BEGIN, here) is None:
         return 0
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 saves, and then sends everybody home
     try:
         ranks.join(here, trainer.device)
         member = RankTrainer(trainer, here)
-        while (job := _receive(member)) is not None:
+        while (job := _receive(member.part_size)) is not None:
             with together(f"in central step {job.step + 1}"):
                 central = member.receive(None)
             if member.train(central, job)[2] is None:
@@ -287,54 +285,39 @@ def _error(answer: Answer) -> Exception:
     return WorkerFailed(f"rank {answer.rank} failed:\n{answer.error}")
 
 
-def _send(step: int, cohort: np.ndarray, owners: np.ndarray, bounds: Tensor | None) -> None:
-    limits = torch.empty(0, dtype=torch.float64) if bounds is None else bounds.to(torch.float64)
-    dist.broadcast(torch.tensor([_TRAIN, step, len(cohort), len(owners), len(limits)]), src=0)
-    numbers = [torch.from_numpy(cohort.astype(np.int64)), torch.from_numpy(owners), limits.view(torch.int64)]
-    dist.broadcast(torch.cat(numbers), src=0)
+def _send(job: dict[str, Any] | None) -> None:
+    """Rank 0: tell the others what the next step is; none sends them home."""
+    text = _to_bytes(job)
+    dist.broadcast(torch.tensor([len(text)]), src=0)
+    dist.broadcast(text, src=0)
 
 
-def _receive(member: RankTrainer) -> RankStep | None:
-    header = torch.empty(5, dtype=torch.int64)
+def _receive(part_size: int) -> RankStep | None:
+    size = torch.empty(1, dtype=torch.int64)
     with together("between two central steps"):
-        dist.broadcast(header, src=0)
-        order, step, *sizes = header.tolist()
-        if order == _END:
-            return None
-        numbers = torch.empty(sum(sizes), dtype=torch.int64)
-        dist.broadcast(numbers, src=0)
-    cohort, owners, bounds = torch.split(numbers, sizes)
-    limits = bounds.view(torch.float64) if len(bounds) else None
-    return RankStep(step, list(parts(cohort.numpy(), member.part_size)), owners.numpy(), limits)
+        dist.broadcast(size, src=0)
+        text = torch.empty(int(size), dtype=torch.uint8)
+        dist.broadcast(text, src=0)
+    job = _from_bytes(text)
+    if job is None:
+        return None
+    cohort, owners = (np.array(job[name], dtype=np.int64) for name in ("cohort", "owners"))
+    bounds = None if job["bounds"] is None else torch.tensor(job["bounds"], dtype=torch.float64)
+    return RankStep(job["step"], list(parts(cohort, part_size)), owners, bounds)
 
 
-def _places(owners: np.ndarray) -> list[tuple[int, int]]:
-    """Of each part, in order: its rank, and which of that rank's parts it is."""
-    seen: dict[int, int] = {}
-    places = []
-    for rank in owners.tolist():
-        seen[rank] = seen.get(rank, -1) + 1
-        places.append((rank, seen[rank]))
-    return places
+def _to_bytes(document: Any) -> Tensor:
+    """JSON, which holds every number exactly."""
+    return torch.frombuffer(bytearray(json.dumps(document).encode()), dtype=torch.uint8)
 
 
-_PER_LAYER = ("layer_norms", "layer_norms_squared", "layer_bounded", "layer_clipped")
-_OWN = ("votes", "raw_norms")
-_SCALARS = tuple(field.name for field in fields(Tally) if field.name not in (*_PER_LAYER, *_OWN))
+def _from_bytes(text: Tensor) -> Any:
+    return json.loads(text.numpy().tobytes())
 
 
-def _row(tally: Tally) -> list[float]:
-    """A tally as numbers; doubles hold all of them exactly."""
-    lists = [value for name in (*_PER_LAYER, *_OWN) for value in getattr(tally, name)]
-    return [float(getattr(tally, name)) for name in _SCALARS] + lists
+def _pack(rows: list[Row]) -> Tensor:
+    return _to_bytes([row and (row[0], asdict(row[1])) for row in rows])
 
 
-def _tally(row: list[float], layers: int, votes: int, raw: int) -> Tally:
-    tally, rest = Tally(), iter(row)
-    for name in _SCALARS:
-        setattr(tally, name, type(getattr(tally, name))(next(rest)))
-    for name in _PER_LAYER:
-        setattr(tally, name, list(islice(rest, layers)))
-    tally.votes = list(islice(rest, votes))
-    tally.raw_norms = list(islice(rest, raw))
-    return tally
+def _unpack(text: Tensor) -> list[Row]:
+    return [row and (row[0], Tally(**row[1])) for row in _from_bytes(text)]

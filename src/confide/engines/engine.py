@@ -1,4 +1,4 @@
-"""What the loop asks of an engine, and the plain one that trains the cohort in this process."""
+"""What the loop asks of an engine, and the plain engine that trains the cohort in this process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Abandoned(Exception):
 
 
 class InProcess:
-    """One part after the other, here."""
+    """Trains one part after the other in this process."""
 
     traits = Traits()
 

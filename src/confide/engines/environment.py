@@ -13,11 +13,5 @@ from confide import __version__
 
 def environment() -> str:
     """A digest of versions and processor: two machines with the same one repeat a step bit for bit."""
-    facts = (
-        __version__,
-        torch.__version__,
-        np.__version__,
-        torch.backends.cpu.get_cpu_capability(),
-        platform.machine(),
-    )
-    return hashlib.sha256("/".join(map(str, facts)).encode()).hexdigest()[:16]
+    versions, capability = (__version__, torch.__version__, np.__version__), torch.backends.cpu.get_cpu_capability()
+    return hashlib.sha256("/".join([*map(str, versions), capability, platform.machine()]).encode()).hexdigest()[:16]

@@ -1,19 +1,21 @@
-"""The cohort over several processes of one thread each, with the very result of one process.
+"""Train a cohort in several processes of one thread each, with the very result of one process.
 
-Workers build the task themselves and share two kinds of memory with the parent: the central model, and
-a few slots, each for the sum of one part. Parts go to whichever worker is free, those that are expected to take longest
-first; their sums are added in the order of the parts, so the model does not depend on the number of workers, on their
-speed or on the schedule. A sum that comes before its turn waits in its slot and its worker goes on with another part:
-there are as many slots as workers for a large model, where parts are then trained about in order, and up to 16 for each
-worker for a small one. Memory grows with the workers, not with the cohort. A worker ends when its pipe closes, so none
-outlives the parent.
+Workers build the task themselves and share two kinds of memory with the parent: the central model, and a few slots,
+each for the sum of one part. Parts go to whichever worker is free, those that are expected to take longest first. The
+parent adds their sums in the order of the parts, so the model does not depend on the number of workers, on their speed
+or on the schedule. A sum that comes before its turn waits in its slot while its worker goes on with another part. There
+are as many slots as workers for a large model, whose parts are then trained about in order, and up to 16 per worker for
+a small one: memory grows with the workers, not with the cohort. A worker ends when its pipe closes, so none outlives
+the parent.
 """
 
 from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -96,24 +98,19 @@ class Processes:
         return tally
 
     def _send(self, worker: int, job: dict[str, Any]) -> None:
-        try:
+        with _noticing_its_end(worker):
             self.pipes[worker].send_bytes(json.dumps(job).encode())
-        except (BrokenPipeError, ConnectionError):
-            raise WorkerFailed(f"worker {worker} ended unexpectedly; its own message is above") from None
 
-    def _answers(self, workers: list[int]) -> list[tuple[int, Tally]]:
-        ready = wait([self.pipes[w] for w in workers])
-        answers = []
+    def _answers(self, workers: list[int]) -> Iterator[tuple[int, Tally]]:
+        """Wait until a worker answers, and hand out all answers that are there."""
+        ready = wait([self.pipes[worker] for worker in workers])
         for worker in workers:
             if self.pipes[worker] in ready:
-                try:
+                with _noticing_its_end(worker):
                     answer = json.loads(self.pipes[worker].recv_bytes())
-                except (EOFError, ConnectionError):
-                    raise WorkerFailed(f"worker {worker} ended unexpectedly; its own message is above") from None
                 if "error" in answer:
                     raise WorkerFailed(f"worker {worker} failed:\n{answer['error']}")
-                answers.append((worker, Tally(**answer)))
-        return answers
+                yield worker, Tally(**answer)
 
     def close(self) -> None:
         for pipe in self.pipes:
@@ -124,14 +121,20 @@ class Processes:
                 process.kill()
 
 
+@contextmanager
+def _noticing_its_end(worker: int) -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, ConnectionError):
+        raise WorkerFailed(f"worker {worker} ended unexpectedly; its own message is above") from None
+
+
 def _shared(like: Tensor) -> Tensor:
     return torch.empty_like(like).share_memory_()  # type: ignore[no-untyped-call,no-any-return]
 
 
 def _work(make: Callable[[], PartTrainer], pipe: Connection[Any, Any], central: Tensor, sums: Tensor) -> None:
-    """A worker's life: take users, train them, leave their sum in shared memory, say how it went."""
-    import traceback
-
+    """What a worker does: take users, train them, leave their sum in shared memory, answer how it went."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     torch.set_num_threads(1)
     try:

@@ -1,14 +1,13 @@
 """How the ranks that `torchrun` starts find each other, agree to begin, and part.
 
-Every rank runs the same command line. Rank 0 reads it; the others wait at the store that torchrun keeps until rank 0
-either hands them a recipe or sends them home. So a mistake in a recipe, a folder that holds a finished run or `--help`
-is dealt with once, and the others need no copy of the recipe's file. Each of them builds the task, says at the store
-that it is ready or why it is not, and the process group is made only when all are: gloo for tensors on the CPU, nccl
-for those on GPUs. A rank trains on GPU number LOCAL_RANK of its machine if there is one, unless CONFIDE_DEVICE=cpu.
+Every rank runs the same command line. Rank 0 reads it; the others wait at torchrun's store until rank 0 hands them a
+recipe or sends them home. So a mistake in a recipe, a folder that holds a finished run or `--help` is dealt with once,
+and the others need no copy of the recipe's file. Each of them builds the task and writes at the store that it is ready,
+or why not. When all are, they make the process group: gloo for tensors on the CPU, nccl for those on GPUs.
 
-A rank that is killed closes its connections, which the others notice at their next exchange; one whose machine vanishes
-is missed after CONFIDE_RANK_TIMEOUT seconds (1800 unless set; it has to be longer than the longest evaluation and the
-longest window of parts). torch is imported only where it is used: `confide --help` asks `place` too.
+A rank that is killed closes its connections, which the others notice at their next exchange. If its machine vanishes,
+they give it up after CONFIDE_RANK_TIMEOUT seconds (1800 unless set), which must be longer than the longest evaluation
+and the longest window of parts. torch is imported only where it is used: `confide --help` calls `place` too.
 """
 
 from __future__ import annotations
@@ -31,7 +30,11 @@ if TYPE_CHECKING:
 
 _DEVICE = "CONFIDE_DEVICE"
 _TIMEOUT, _DEFAULT_TIMEOUT = "CONFIDE_RANK_TIMEOUT", 1800.0
-_RECIPE, _BEGIN, _READY, _FAULT, _LEAVE = "recipe", "begin", "ready", "fault", "leave"
+RECIPE, BEGIN = "recipe", "begin"
+"""The two orders of rank 0: build the task of this recipe, and make the process group."""
+READY, FAULT = "ready", "fault"
+"""The two kinds of answer: to the recipe, and when a part failed."""
+_LEAVE = "leave"
 _POLL_SECONDS, _LEAVE_SECONDS = 0.02, 10.0
 
 
@@ -51,7 +54,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a rank says before the first step, or when a part failed."""
+    """What a rank other than 0 writes at the store."""
 
     rank: int
     fingerprint: str = ""
@@ -61,7 +64,7 @@ class Answer:
 
 
 def place(environ: Mapping[str, str] = os.environ) -> Place | None:
-    """Where this process stands, if torchrun (or anything that sets the same variables) started it."""
+    """Which rank this process is, if torchrun (or anything that sets the same variables) started it."""
     if not all(environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
         return None
     rank, ranks = environ["RANK"], environ["WORLD_SIZE"]
@@ -70,52 +73,40 @@ def place(environ: Mapping[str, str] = os.environ) -> Place | None:
     return Place(int(rank), int(ranks), environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
 
 
-def call(recipe_json: str) -> None:
-    """Rank 0: have the others build the task of this recipe."""
-    _store().set(_RECIPE, recipe_json)
+def give_order(name: str, text: str = "go") -> None:
+    """Rank 0: tell the others what to do next."""
+    _store().set(name, text)
 
 
-def called(here: Place) -> str | None:
-    """Another rank: wait for a recipe, or for none."""
-    return _order(_RECIPE, here)
+def wait_for_order(name: str, here: Place) -> str | None:
+    """Another rank: the text of an order, or none if rank 0 sends it home or has ended."""
+    try:
+        order = _wait(name)
+        if order == _LEAVE:
+            _store().set(f"{_LEAVE}/{here.rank}", "")
+    except RuntimeError:  # rank 0 kept the store and has ended
+        return None
+    return None if order == _LEAVE else order
 
 
-def say_ready(answer: Answer) -> None:
-    _store().set(f"{_READY}/{answer.rank}", json.dumps(asdict(answer)))
+def write_answer(kind: str, answer: Answer) -> None:
+    _store().set(f"{kind}/{answer.rank}", json.dumps(asdict(answer)))
 
 
-def ready(ranks: int) -> list[Answer]:
-    """Rank 0: what each of the others said, once all have."""
-    return [Answer(**json.loads(_wait(f"{_READY}/{rank}"))) for rank in range(1, ranks)]
-
-
-def begin() -> None:
-    """Rank 0: everybody is ready; make the group."""
-    _store().set(_BEGIN, _BEGIN)
-
-
-def begun(here: Place) -> bool:
-    """Another rank: wait until all are ready, or until it is clear that they will not be."""
-    return _order(_BEGIN, here) is not None
+def read_answer(kind: str, rank: int) -> Answer:
+    """What a rank has written, once it has."""
+    return Answer(**json.loads(_wait(f"{kind}/{rank}")))
 
 
 def dismiss(here: Place) -> None:
-    """Rank 0, on its way out: send those home that still wait for an order."""
+    """Rank 0, before it ends: send the ranks home that still wait for an order."""
     try:
-        now = [bytes(_store().compare_set(order, "", _LEAVE)).decode() for order in (_RECIPE, _BEGIN)]
+        now = [bytes(_store().compare_set(order, "", _LEAVE)).decode() for order in (RECIPE, BEGIN)]
         if _LEAVE in now and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
             # Without torchrun the store ends with this process; let the others read their order before.
             _store().wait([f"{_LEAVE}/{rank}" for rank in range(1, here.ranks)], timedelta(seconds=_LEAVE_SECONDS))
     except RuntimeError:
         pass  # they or the store are gone already
-
-
-def report_fault(answer: Answer) -> None:
-    _store().set(f"{_FAULT}/{answer.rank}", json.dumps(asdict(answer)))
-
-
-def fault(rank: int) -> Answer:
-    return Answer(**json.loads(_wait(f"{_FAULT}/{rank}")))
 
 
 def device(environ: Mapping[str, str] = os.environ) -> torch.device:
@@ -156,7 +147,7 @@ def leave() -> None:
 
 @contextmanager
 def together(when: str) -> Iterator[None]:
-    """Around exchanges alone: there, an error of torch means that somebody is missing."""
+    """Wrap exchanges and nothing else: there, an error of torch means that a rank is missing."""
     try:
         yield
     except RuntimeError as error:
@@ -185,16 +176,6 @@ def _store() -> Store:
     store, _, _ = next(rendezvous("env://", timeout=timeout()))
     # One store may outlive a restart of the ranks, with all that was said at it.
     return PrefixStore(f"confide/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-
-
-def _order(name: str, here: Place) -> str | None:
-    try:
-        order = _wait(name)
-        if order == _LEAVE:
-            _store().set(f"{_LEAVE}/{here.rank}", "")
-    except RuntimeError:  # rank 0 kept the store and has ended
-        return None
-    return None if order == _LEAVE else order
 
 
 def _wait(name: str) -> str:

@@ -1,8 +1,7 @@
-"""Bounding one user's update to sensitivity C: how C is split over the tensors, and a rule made ready for a model.
+"""Bound one user's update to sensitivity C, which is split over the tensors of the model.
 
-The rules themselves are in `confide.federated.rules`, and how bounds move from step to step in
-`confide.federated.bounds`. The sensitivity comes from the same object as the factors; the noise takes its scale from
-nowhere else.
+The rules are in `confide.federated.rules`; `confide.federated.bounds` moves the bounds from step to step. The factors
+and the sensitivity come from the same object, and the noise takes its scale from nowhere else.
 
 C_h is C / sqrt(H) ("uniform"), C sqrt(d_h / sum d) ("dim"), C sqrt(a_h d_h / sum a d) ("weighted"), or one of two that
 the papers do not have; every split has the same noise and the same guarantee, since the squares sum to C^2:
@@ -39,7 +38,7 @@ from torch import Tensor
 
 from confide.federated.car_adaptive import CarAdaptive
 from confide.federated.parameters import Layout
-from confide.federated.rules import NONE, PYTHON, RULES, of_function, ratio
+from confide.federated.rules import NONE, PYTHON, RULES, factors_of_function, ratio
 from confide.settings import FunctionName, Section, imported
 
 ROUNDING = 1.0 - 1e-6
@@ -149,8 +148,7 @@ class Bounder:
         """What adapts: the one bound of `clip`, each tensor's own, or the quantiles."""  # (1,) or (layers,)
         if self.quantiles is not None:
             return self.quantiles
-        whole = torch.tensor([self.sensitivity], dtype=torch.float64)
-        return self.layer_bounds if self.per_layer else whole
+        return self.layer_bounds if self.per_layer else torch.tensor([self.sensitivity], dtype=torch.float64)
 
     @property
     def per_layer(self) -> bool:
@@ -163,7 +161,7 @@ class Bounder:
         if self.per_user:
             return replace(self, own=bounds, told=bounds)
         if self.roots is not None:
-            split = allocated(self.sensitivity, bounds, self.roots)
+            split = allocate(self.sensitivity, bounds, self.roots)
             return replace(self, layer_bounds=split, quantiles=bounds, told=bounds)
         total = float(torch.linalg.vector_norm(bounds))
         layers = bounds if self.per_layer else self.layer_bounds * (total / self.sensitivity)
@@ -171,11 +169,8 @@ class Bounder:
 
     def votes(self, norms: Tensor) -> Tensor:
         """+1/2 where a user is within a bound and -1/2 where not."""  # (users, layers) -> (users, 1 or layers)
-        if self.per_layer:
-            limits = self.layer_bounds if self.quantiles is None else self.quantiles
-            return torch.where(norms <= limits, 0.5, -0.5).double()
-        total = torch.linalg.vector_norm(norms, dim=1, keepdim=True)
-        return torch.where(total <= self.sensitivity, 0.5, -0.5).double()
+        found = norms if self.per_layer else torch.linalg.vector_norm(norms, dim=1, keepdim=True)
+        return torch.where(found <= self.bounds, 0.5, -0.5).double()
 
     def of(self, users: Tensor) -> Bounder:
         """The rule for these users alone, where each has a bound of its own."""
@@ -188,11 +183,11 @@ class Bounder:
         total = torch.linalg.vector_norm(norms, dim=1, keepdim=True)  # (users, 1)
         if self.own is not None:
             return torch.clamp(self.own[:, None] / total, max=1.0).expand_as(norms) * ROUNDING
-        found = RULES[self.rule].factors if self.function is None else of_function(self.function)
+        found = RULES[self.rule].factors if self.function is None else factors_of_function(self.function)
         return found(norms, total, self.sensitivity, self.layer_bounds).expand_as(norms) * ROUNDING
 
     def held(self, norms: Tensor, slack: float = 0.0) -> Tensor:
-        """Factors that hold an update to its bounds which claims to be bounded already: 1 wherever that is true.
+        """Factors for an update that should be bounded already: 1 where it is, else what brings it to its bounds.
 
         `slack` is what the sender's own noise may have added to each norm.
         """  # (users, layers) -> (users, layers)
@@ -204,22 +199,25 @@ class Bounder:
 
 
 def bounder(settings: Bounding, layout: Layout) -> Bounder:
+    """Make the rule of a recipe ready for a model with these tensors."""
     if settings.rule == NONE or settings.bound is None:
         return Bounder(NONE, float("inf"), torch.full((len(layout.names),), float("inf"), dtype=torch.float64))
     shares = torch.tensor(_shares(settings, layout), dtype=torch.float64)
     layer_bounds = settings.bound * torch.sqrt(shares / shares.sum())
-    if settings.split == "learned":  # begins with dim: q_h = C_h
-        roots = torch.tensor(layout.sizes, dtype=torch.float64).pow(0.25)
-        return Bounder(settings.rule, settings.bound, layer_bounds, roots, layer_bounds)
-    if settings.function is not None:
-        function = imported(settings.function, "bounding.function")
-        return Bounder(settings.rule, settings.bound, layer_bounds, function=function)
-    per_user = isinstance(settings.adaptive, CarAdaptive)
-    return Bounder(settings.rule, settings.bound, layer_bounds, per_user=per_user)
+    learned = settings.split == "learned"  # begins with dim: q_h = C_h
+    return Bounder(
+        settings.rule,
+        settings.bound,
+        layer_bounds,
+        roots=torch.tensor(layout.sizes, dtype=torch.float64).pow(0.25) if learned else None,
+        quantiles=layer_bounds if learned else None,
+        per_user=isinstance(settings.adaptive, CarAdaptive),
+        function=None if settings.function is None else imported(settings.function, "bounding.function"),
+    )
 
 
-def allocated(total: float, quantiles: Tensor, roots: Tensor) -> Tensor:
-    """C_h = min(q_h, m d_h^(1/4)) with norm `total`; from quantiles and fourth roots of sizes."""  # all (layers,)
+def allocate(total: float, quantiles: Tensor, roots: Tensor) -> Tensor:
+    """Split `total`: C_h = min(q_h, m d_h^(1/4)), from quantiles and fourth roots of sizes."""  # all (layers,)
     whole = float(torch.linalg.vector_norm(quantiles))
     if whole <= total:
         return quantiles * (total / whole)
@@ -236,11 +234,9 @@ def _shares(settings: Bounding, layout: Layout) -> list[float]:
     """Each tensor's share of C squared, up to a common factor."""
     if settings.split == "uniform":
         return [1.0] * len(layout.names)
-    if settings.split in ("dim", "learned"):
-        return [float(size) for size in layout.sizes]
     if settings.split == "root":
         return [math.sqrt(size) for size in layout.sizes]
-    return [
+    return [  # by size; `layer_weights` are only given for the split weighted
         size * next((a for p, a in settings.layer_weights.items() if fnmatchcase(name, p)), 1.0)
         for name, size in zip(layout.names, layout.sizes, strict=True)
     ]

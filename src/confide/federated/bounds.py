@@ -1,8 +1,7 @@
-"""The bounds of the users' updates over a run: they stay, follow a private quantile, or follow CAR's rule.
+"""Move the bounds of the users' updates over a run: they stay, follow a private quantile, or follow CAR's rule.
 
-One object for each way, chosen by `bounds_for` from `bounding.adaptive`. The loop asks it for the rule of a step and,
-after the release, lets the bounds follow what was released. To add a way: its settings, its class, one line in
-`bounds_for`.
+`bounds_for` chooses one class for each way from `bounding.adaptive`. The loop asks it for the rule of a step and, after
+the release, lets the bounds follow what was released. To add a way: its settings, its class, a line in `bounds_for`.
 
 Quantile (Andrew et al. 2021, "Differentially private learning with adaptive clipping", eq. 3 and Algorithm 1). After
 every step
@@ -109,20 +108,24 @@ class CarBounds(Bounds):
         car_adaptive.multiplier(self.settings, population)  # refuses a noise that leaves nothing for the update
 
     def start(self, state: State, population: int) -> None:
-        state.clients = car_adaptive.start(self.bounder.sensitivity, population).to_state()
+        state.clients = {**vars(car_adaptive.start(self.bounder.sensitivity, population))}
 
     def rule(self, state: State) -> Bounder:
         return self.bounder.at(car_adaptive.bounds_at(self.settings, Clients(**state.clients), state.step))
 
     def own_noise(self, state: State, tally: Tally, cohort: np.ndarray) -> np.ndarray | None:
-        clients, users = Clients(**state.clients), torch.from_numpy(cohort)
-        return car_adaptive.noise_scales(self.settings, clients, users, _raw_norms(tally), state.step).numpy()
+        return car_adaptive.noise_scales(*self._taking_part(state, tally, cohort), state.step).numpy()
 
     def follow(self, state: State, tally: Tally, cohort: np.ndarray, release: NoisyCounts) -> None:
-        clients, users = Clients(**state.clients), torch.from_numpy(cohort)
-        state.clients = car_adaptive.next_clients(
-            self.settings, clients, users, _raw_norms(tally), state.step
-        ).to_state()
+        after = car_adaptive.next_clients(*self._taking_part(state, tally, cohort), state.step)
+        state.clients = {**vars(after)}
+
+    def _taking_part(
+        self, state: State, tally: Tally, cohort: np.ndarray
+    ) -> tuple[CarAdaptive, Clients, Tensor, Tensor]:
+        """The settings, what the clients remember, and the cohort with its raw norms."""
+        norms = torch.tensor(tally.raw_norms, dtype=torch.float64)
+        return self.settings, Clients(**state.clients), torch.from_numpy(cohort), norms
 
     def shown(self, state: State, rule: Bounder) -> float:
         return float(state.clients["bounds"].mean())
@@ -140,9 +143,5 @@ def bounds_for(settings: Bounding, layout: Layout) -> Bounds:
 
 def next_bounds(bounds: Tensor, shares: Tensor, settings: Adaptive, start: Tensor) -> Tensor:
     """The bounds of the next step, kept within a factor of a billion of the first."""
-    grown = bounds * torch.exp(-settings.learning_rate * (shares - settings.quantile))
-    return torch.minimum(torch.maximum(grown, start * 1e-9), start * 1e9)
-
-
-def _raw_norms(tally: Tally) -> Tensor:
-    return torch.tensor(tally.raw_norms, dtype=torch.float64)
+    moved = bounds * torch.exp(-settings.learning_rate * (shares - settings.quantile))
+    return moved.clamp(start * 1e-9, start * 1e9)

@@ -52,9 +52,6 @@ class Clients:
     bounds: Tensor  # (population,) float64, C_i
     norms: Tensor  # (population,) float64, moving average of ||D_i||; 0 before the first
 
-    def to_state(self) -> dict[str, Tensor]:
-        return {"bounds": self.bounds, "norms": self.norms}
-
 
 def multiplier(settings: CarAdaptive, clients: int) -> float:
     """z_D, what is left of z once the count of clipped clients has had its share."""
@@ -72,28 +69,23 @@ def start(bound: float, clients: int) -> Clients:
     return Clients(torch.full((clients,), bound, dtype=torch.float64), torch.zeros(clients, dtype=torch.float64))
 
 
-def warming(settings: CarAdaptive, step: int) -> bool:
-    """Whether central step `step`, counted from 0, is one without bound and noise."""
-    return step < settings.warm_up
-
-
 def bounds_at(settings: CarAdaptive, clients: Clients, step: int) -> Tensor:
-    """C_i of a central step; infinite while nothing is bounded."""  # (population,)
-    return torch.full_like(clients.bounds, math.inf) if warming(settings, step) else clients.bounds
+    """C_i of a central step, counted from 0; infinite in the warm-up."""  # (population,)
+    return torch.full_like(clients.bounds, math.inf) if step < settings.warm_up else clients.bounds
 
 
-def smoothed(settings: CarAdaptive, before: Tensor, norms: Tensor) -> Tensor:
-    """The moving average with these norms in it; the first norm is its own average."""  # (users,) each
+def average_norms(settings: CarAdaptive, before: Tensor, norms: Tensor) -> Tensor:
+    """Take these norms into the moving average; the first norm is its own average."""  # (users,) each
     return torch.where(before > 0, settings.decay * before + (1 - settings.decay) * norms, norms)
 
 
 def noise_scales(settings: CarAdaptive, clients: Clients, users: Tensor, norms: Tensor, step: int) -> Tensor:
     """sqrt(v_i), the deviation of the noise on each message of this round; where nothing is sent, as before."""
     # users, norms (users,) -> (users,)
-    if warming(settings, step):
+    if step < settings.warm_up:
         return torch.zeros_like(norms)
     z, b, g = multiplier(settings, len(clients.bounds)), settings.update_rate, settings.quantile
-    own, average = clients.bounds[users], smoothed(settings, clients.norms[users], norms)
+    own, average = clients.bounds[users], average_norms(settings, clients.norms[users], norms)
     average = torch.where(torch.isfinite(norms), average, clients.norms[users])
     return z * torch.sqrt(2 * ((1 - b) * own).square() + 2 * (b * g * average).square())
 
@@ -103,12 +95,12 @@ def next_clients(settings: CarAdaptive, clients: Clients, users: Tensor, norms: 
 
     A norm that is not finite is not remembered, as the update itself is not sent.
     """
-    if warming(settings, step):
+    if step < settings.warm_up:
         return clients
     finite = torch.isfinite(norms)
     users, norms = users[finite], norms[finite]
     b, g = settings.update_rate, settings.quantile
-    average = smoothed(settings, clients.norms[users], norms)
+    average = average_norms(settings, clients.norms[users], norms)
     bounds, kept = clients.bounds.clone(), clients.norms.clone()
     bounds[users] = (1 - b) * bounds[users] + b * g * average
     kept[users] = average

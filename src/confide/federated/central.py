@@ -28,10 +28,8 @@ class CentralStep:
     def move(self, state: State, gradient: Tensor) -> None:
         """Move the model in place. Raises `Diverged` if a number is beyond what the model's type can hold."""
         try:
-            optimisers.update(
-                self.settings, self.layout.views(state.parameters), self.layout.views(gradient), state.optimiser,
-                state.step,
-            )  # fmt: skip
+            weights, direction = self.layout.views(state.parameters), self.layout.views(gradient)
+            optimisers.update(self.settings, weights, direction, state.optimiser, state.step)
             finite = all_finite(state.parameters)
         except (RuntimeError, OverflowError) as error:
             if "overflow" not in str(error):

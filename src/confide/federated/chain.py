@@ -1,7 +1,7 @@
-"""Models that are a chain of linear layers, and when a user's copy of one is better held as a few factors.
+"""Models that are a chain of linear layers: where it is cheaper, users train factors in place of whole matrices.
 
-A task says that its model is such a chain by having `chain`. For the rest of the loop nothing changes: the engine looks
-at the chain and at the local settings and takes `low_rank` where it is cheaper, and autograd everywhere else.
+A task says that its model is such a chain by having `chain`. The engine looks at the chain and at the local settings
+and takes `low_rank` where it is cheaper, and autograd everywhere else; for the rest of the loop nothing changes.
 
 A user who takes T steps on batches of b examples moves every weight matrix by a matrix of rank at most r = T b: the sum
 over those examples of an outer product, the gradient at a layer's output with its input. For a layer of m by n the two
@@ -29,7 +29,7 @@ _MOST_USERS = 256
 _LOOKED_AT = 1 << 16  # users, for the typical one
 
 
-def activated(kind: Activation, x: Tensor) -> Tensor:
+def activate(kind: Activation, x: Tensor) -> Tensor:
     if kind == "none":
         return x
     return torch.relu(x) if kind == "relu" else torch.tanh(x)
@@ -83,11 +83,12 @@ class Ranks:
         """Above this rank the factors are larger than what they stand for."""
 
     def of(self, held: int) -> int:
-        """How many examples a user's steps see, counted as often as they are seen."""
+        """The rank of a user's update: how many examples its steps see, each counted as often as it is seen."""
         local = self.local
         return held * local.epochs if local.epochs else (local.steps or 0) * min(local.batch_size or held, held)
 
     def takes(self, user: int) -> bool:
+        """Whether this user is trained in low rank."""
         return self.fits and 0 < self.of(int(self.examples[user])) <= self.most
 
     def users_at_once(self) -> int:
@@ -97,7 +98,7 @@ class Ranks:
 
 
 def ranks_of(task: Task, local: LocalTraining, layout: Layout) -> Ranks | None:
-    """None where the model is no chain, or where low rank would not pay for a typical user."""
+    """Which users to train in low rank; none where the model is no chain or low rank does not pay for most users."""
     chain = task.chain() if isinstance(task, ChainTask) else None
     if chain is None:
         return None

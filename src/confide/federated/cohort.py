@@ -9,7 +9,7 @@ few users still keeps several workers busy.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -47,15 +47,13 @@ class Tally:
     """For bounds of the users' own, and only then: each user's norm, in their order; NaN if nothing is sent."""
 
     def add(self, other: Tally) -> None:
-        for each in fields(self):
-            mine, theirs = getattr(self, each.name), getattr(other, each.name)
-            if each.name == "raw_norms":
-                self.raw_norms = mine + theirs
-            elif isinstance(mine, list):
-                theirs = [a + b for a, b in zip(mine, theirs, strict=True)] if mine and theirs else mine or theirs
-                setattr(self, each.name, theirs)
+        """Add the sums of other users, entry by entry; raw norms are appended."""
+        for name, theirs in vars(other).items():
+            mine = vars(self)[name]
+            if isinstance(mine, list) and name != "raw_norms" and mine and theirs:
+                setattr(self, name, [a + b for a, b in zip(mine, theirs, strict=True)])
             else:
-                setattr(self, each.name, mine + theirs)
+                setattr(self, name, mine + theirs)
 
 
 def parts(cohort: np.ndarray, size: int) -> Iterator[np.ndarray]:
@@ -64,7 +62,7 @@ def parts(cohort: np.ndarray, size: int) -> Iterator[np.ndarray]:
 
 
 def part_size(task: Task, local: LocalTraining, layout: Layout) -> int:
-    """Users in a part. Plain training is balanced best one by one; adding up a large model costs time of its own."""
+    """Users in a part: one for plain training, which balances best, but more for a large model, as sums take time."""
     ranks = ranks_of(task, local, layout)
     together = task.users_at_once(local) or (ranks.users_at_once() if ranks else 0)
     return together or (1 if layout.size < _LARGE_MODEL else 4)
@@ -74,15 +72,9 @@ class PartTrainer:
     """Trains the users of one part and adds their bounded, weighted updates to a flat vector."""
 
     def __init__(
-        self,
-        task: Task,
-        layout: Layout,
-        local: LocalTraining,
-        bounder: Bounder,
-        weights: np.ndarray,
-        seed: int,
+        self, task: Task, layout: Layout, local: LocalTraining, bounder: Bounder, weights: np.ndarray, seed: int,
         like: Tensor,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.task, self.layout, self.local, self.bounder = task, layout, local, bounder
         self.weights = torch.from_numpy(weights)  # (population,) float64
         self.device = like.device
@@ -94,7 +86,7 @@ class PartTrainer:
     def add_part(
         self, central: Tensor, users: np.ndarray, step: int, into: Tensor, bounds: Tensor | None = None
     ) -> Tally:
-        """Add sum_k w_k bound(delta_k) over `users` to `into`. Adaptive bounds are given; others are known."""
+        """Add sum_k w_k bound(delta_k) over `users` to `into`. `bounds` are given where they adapt."""
         tally, rule = Tally(), self.bounder.at(bounds)
         vote = bounds is not None and not rule.per_user
         order: list[int] = []
@@ -107,7 +99,7 @@ class PartTrainer:
         return tally
 
     def _updates(self, central: Tensor, users: np.ndarray, step: int) -> Iterator[tuple[np.ndarray, Updates]]:
-        """By the task's own short cut; else in low rank whoever is worth it; else one after the other."""
+        """Train by the task's own short cut; else in low rank those users where that is cheaper, the others plainly."""
         if self.device.type == "cpu":  # where the tasks that have one keep their data
             fast = self.task.fast_updates(self.layout.views(central), users, self.local, self.local.rate(step))
             if fast is not None:

@@ -1,8 +1,8 @@
 """A task that a user brings: `task: {kind: python, factory: module:function, options: {...}}`.
 
-The function gets the options and the run's seed and answers with a `Task`; `BasicTask` has what most tasks leave as it
-is. Whoever writes the recipe chooses code that runs here: a recipe with such a task is as trusted as a program. The
-code itself is not part of the recipe's digest; a run that is resumed after it changed is another run.
+The function gets the options and the run's seed and returns a `Task`; `BasicTask` has what most tasks leave as it is.
+Whoever writes the recipe chooses code that runs here: trust a recipe with such a task as you trust a program. The code
+itself is not part of the recipe's digest; a run that is resumed after it changed is another run.
 """
 
 from __future__ import annotations

@@ -6,11 +6,10 @@ The interval of a metric is the percentile bootstrap over the units that are ind
 utterances of one speaker resemble each other, else test items. Two models on one test set are compared in pairs: the
 same units are drawn for both, so that what makes a unit hard for both cancels.
 
-Whether a difference is real is decided by a paired randomisation test (Noreen 1989): if the models were alike, swapping
-their answers on any unit would change nothing, so the observed difference is held against those after random swaps.
-With few units the test cannot reject, as it should be; the bootstrap alone would be too sure of itself there. Where
-several pairs are tested, p-values are raised by Holm's method, so that the chance of one false alarm in the whole table
-stays at 5 %.
+A paired randomisation test (Noreen 1989) decides whether a difference is real: if the models were alike, swapping their
+answers on any unit would change nothing, so the observed difference is held against those after random swaps. With few
+units the test cannot reject; the bootstrap alone would be too sure of itself there. Where several pairs are tested,
+Holm's method raises the p-values, so that the chance of one false alarm in the whole table stays at 5 %.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def interval(items: Items, level: float = LEVEL, resamples: int = RESAMPLES) -> 
 
     The draws do not depend on the run: every place that states an interval of the same answers states the same one.
     """
-    _, units = np.unique(items.drawn, return_inverse=True)
+    _, units = np.unique(items.units, return_inverse=True)
     return _resampled_interval(*items.sums(units), items.scale, level, resamples)
 
 
@@ -54,7 +53,7 @@ def difference(first: Items, second: Items, level: float = LEVEL, resamples: int
     """How two models differ on the same items."""
     if (first.test, first.metric) != (second.test, second.metric) or len(first.counts) != len(second.counts):
         raise UserError("two runs with different test sets or metrics cannot be compared; expected the same test set")
-    _, units = np.unique(first.drawn, return_inverse=True)
+    _, units = np.unique(first.units, return_inverse=True)
     (one, sizes), (two, _) = first.sums(units), second.sums(units)
     gaps = two - one  # (units,)
     value = first.scale * gaps.sum() / sizes.sum()
@@ -64,12 +63,10 @@ def difference(first: Items, second: Items, level: float = LEVEL, resamples: int
 
 def holm(values: Sequence[float]) -> list[float]:
     """p-values raised so that all of them together keep the level (Holm 1979)."""
-    order = np.argsort(values)
-    raised, most = [0.0] * len(values), 0.0
-    for rank, place in enumerate(order):
-        most = max(most, min(1.0, (len(values) - rank) * values[place]))
-        raised[place] = most
-    return raised
+    order, given = np.argsort(values), np.asarray(values, dtype=np.float64)
+    raised = np.empty(len(given))
+    raised[order] = np.maximum.accumulate(np.minimum(1.0, np.arange(len(given), 0, -1) * given[order]))
+    return raised.tolist()
 
 
 def _resampled_interval(
@@ -93,11 +90,9 @@ def _resampled_sums(columns: np.ndarray, resamples: int, draw: np.random.Generat
     two kinds.
     """
     kinds, many = np.unique(columns, axis=0, return_counts=True)
-    found, block = [], max(1, _AT_ONCE // len(kinds))
-    for start in range(0, resamples, block):
-        picks = draw.multinomial(len(columns), many / many.sum(), size=min(block, resamples - start))
-        found.append(picks @ kinds)
-    return np.concatenate(found)
+    block = max(1, _AT_ONCE // len(kinds))
+    sizes = (min(block, resamples - start) for start in range(0, resamples, block))
+    return np.concatenate([draw.multinomial(len(columns), many / many.sum(), size=size) @ kinds for size in sizes])
 
 
 def _share_of_swaps(gaps: np.ndarray, resamples: int) -> float:

@@ -31,7 +31,7 @@ class Items:
     group: str
     """What the groups are: speaker, class, document."""
     clustered: bool
-    """Items of a group resemble each other, so that groups are what is drawn at random; else the items are."""
+    """Whether items of a group resemble each other: the bootstrap then draws groups, else items."""
     names: tuple[str, ...]  # of the groups
     groups: np.ndarray  # (items,) int64, places in names
     counts: np.ndarray  # (items,) float64
@@ -55,8 +55,8 @@ class Items:
         return np.bincount(by, weights=self.counts), np.bincount(by, weights=self.sizes)
 
     @property
-    def drawn(self) -> np.ndarray:
-        """The unit of the bootstrap that each item belongs to: its group if it is clustered, else the item itself.
+    def units(self) -> np.ndarray:
+        """The unit that the bootstrap draws each item with: its group if items are clustered, else the item itself.
 
         A single group would leave nothing to draw from, so its items are drawn.
         """
@@ -67,18 +67,18 @@ class Items:
         counts, sizes = self.sums(self.groups)
         items = np.bincount(self.groups, minlength=len(self.names))
         rows = [
-            (self.names[i], float(self.scale * counts[i] / sizes[i]), int(items[i]), float(sizes[i]))
-            for i in range(len(counts))
-            if sizes[i]
+            (name, self.scale * count / size, many, size)
+            for name, count, size, many in zip(
+                self.names, counts.tolist(), sizes.tolist(), items.tolist(), strict=False
+            )
+            if size
         ]
         return sorted(rows, key=lambda row: (row[1] if self.better == "higher" else -row[1], row[0]))
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "metric": self.metric, "better": self.better, "scale": self.scale, "group": self.group,
-            "clustered": self.clustered, "test": self.test, "names": list(self.names),
-            "groups": self.groups.tolist(), "counts": _short(self.counts), "sizes": _short(self.sizes),
-        }  # fmt: skip
+        order = ("metric", "better", "scale", "group", "clustered", "test", "names")
+        arrays = {"groups": self.groups.tolist(), "counts": _short(self.counts), "sizes": _short(self.sizes)}
+        return {name: vars(self)[name] for name in order} | arrays
 
     @staticmethod
     def from_json(document: dict[str, Any]) -> Items:
@@ -87,8 +87,8 @@ class Items:
         return Items(**{**document, **arrays, "names": tuple(document["names"])})
 
 
-def grouped(names: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray]:
-    """The different names, and of each entry the place of its name among them."""
+def number_names(names: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray]:
+    """Sort the different names, and give each entry the place of its name among them."""
     unique, places = np.unique(np.asarray(names, dtype=np.str_), return_inverse=True)
     return tuple(map(str, unique)), places.astype(np.int64)
 

@@ -1,10 +1,8 @@
-"""What a user does with the central model (PFL-ASR Algorithm 1, lines 6-11; NORM Algorithm 1, lines 5-9).
+"""Train one user from the central model (PFL-ASR Algorithm 1, lines 6-11; NORM Algorithm 1, lines 5-9).
 
 Plain gradient descent from the central model, fresh every round: steps or epochs, on the whole of the user's data
 or on mini-batches, each gradient clipped to `gradient_clip`, with the FedProx term (mu/2)||theta - theta_t||^2.
 The update is delta = theta_t - theta_local, or delta / eta as NORM defines it.
-
-`PlainTrainer` is the reference for every task: autograd, one user after the other, in buffers that are made once.
 """
 
 from __future__ import annotations
@@ -72,7 +70,7 @@ class PlainUpdate:
 
 
 class PlainTrainer:
-    """The reference: trains one user after the other with autograd, in one buffer."""
+    """The reference for every task: trains one user after the other with autograd, in one buffer."""
 
     def __init__(self, task: Task, layout: Layout, local: LocalTraining, seed: int, like: Tensor) -> None:
         self.task, self.layout, self.local, self.seed = task, layout, local, seed
@@ -110,11 +108,8 @@ class PlainTrainer:
         if local.gradient_clip is not None:
             norms = [torch.linalg.vector_norm(gradient) for gradient in found if gradient is not None]
             rate *= min(1.0, local.gradient_clip / max(float(torch.stack(norms).norm()), 1e-30))
-        steps = [
-            (weight, gradient, -rate) for weight, gradient in zip(weights, found, strict=True) if gradient is not None
-        ]
-        for _ in in_threads(lambda job: add_scaled(*job), steps, self.theta):
-            pass
+        steps = [(weight, g, -rate) for weight, g in zip(weights, found, strict=True) if g is not None]
+        list(in_threads(lambda job: add_scaled(*job), steps, self.theta))
 
 
 def batches(task: Task, local: LocalTraining, user: int, draw: np.random.Generator) -> Iterator[np.ndarray | None]:

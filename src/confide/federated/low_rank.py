@@ -1,4 +1,4 @@
-"""Local training of many users at once, with each user's weights as the central ones plus factors (see `chain`).
+"""Train many users at once, with each user's weights held as the central ones plus factors (see `chain`).
 
 After t steps a weight matrix of a user is W_0 - G' A, where the rows of A are the inputs that the layer has seen and
 the rows of G the gradients at its output, times the local rate. Nothing else is ever needed of it:
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from confide.federated.chain import Affine, ChainTask, Ranks, activated
+from confide.federated.chain import Affine, ChainTask, Ranks, activate
 from confide.federated.local import LocalTraining, batches
 from confide.federated.parameters import Layout
 from confide.federated.task import Task
@@ -38,25 +38,22 @@ class LowRankTrainer:
     def __init__(self, task: Task, ranks: Ranks, layout: Layout, seed: int) -> None:
         if not isinstance(task, ChainTask):
             raise TypeError(f"{task.name} is no chain of linear layers")
-        self.task, self.bulk, self.ranks, self.layout, self.seed = task, task, ranks, layout, seed
+        self.task, self.ranks, self.layout, self.seed = task, ranks, layout, seed
 
     def updates(self, central: Tensor, users: np.ndarray, step: int) -> Iterator[tuple[np.ndarray, LowRankUpdates]]:
-        """Users of about equally many examples together, those with few first."""
+        """Train users with about equally many examples together, those with few first."""
         addresses = Addresses(self.seed, "batches", step)
         seen = [self._rows(int(user), addresses) for user in users]
-        order = np.argsort([sum(map(len, rows)) for rows in seen], kind="stable")
-        group: list[int] = []
-        for place in order.tolist():
-            if group and sum(map(len, seen[place])) > 2 * sum(map(len, seen[group[0]])):
-                yield users[group], self._train(central, [seen[p] for p in group], step)
-                group = []
-            group.append(place)
-        if group:
-            yield users[group], self._train(central, [seen[p] for p in group], step)
+        counts = np.array([sum(map(len, rows)) for rows in seen])
+        left = np.argsort(counts, kind="stable")
+        while len(left):
+            alike = counts[left] <= 2 * counts[left[0]]
+            group, left = left[alike], left[~alike]
+            yield users[group], self._train(central, [seen[place] for place in group], step)
 
     def _rows(self, user: int, addresses: Addresses) -> list[np.ndarray]:
         """The examples of each local step, drawn as `PlainTrainer` does."""
-        draw, own, seen = addresses.at(user), self.bulk.rows(user), []
+        draw, own, seen = addresses.at(user), self.task.rows(user), []
         for chosen in batches(self.task, self.ranks.local, user, draw):
             seen.append(own if chosen is None else own[chosen])
             if self.ranks.chain.draws is not None:
@@ -65,33 +62,40 @@ class LowRankTrainer:
 
     @torch.no_grad()
     def _train(self, central: Tensor, seen: list[list[np.ndarray]], step: int) -> LowRankUpdates:
+        """Take all local steps of some users, who see these examples, one batch after the other."""
         steps, most = max(map(len, seen)), max(len(rows) for own in seen for rows in own)
         places = np.empty((len(seen), steps, most), dtype=np.int64)
-        shares = np.zeros(places.shape)
+        shares = np.zeros(places.shape)  # 1 / examples of the batch; 0 where an example only fills the place
         for user, own in enumerate(seen):
             places[user] = own[0][0]
             for number, rows in enumerate(own):
                 places[user, number, : len(rows)] = rows
                 shares[user, number, : len(rows)] = 1.0 / len(rows)
-        inputs, labels = self.bulk.inputs(places.reshape(-1))
-        examples = Examples(
-            inputs.to(central).view(len(seen), steps * most, -1),
-            labels.to(central.device).view(len(seen), steps * most),
-            torch.from_numpy(shares.reshape(len(seen), -1)).to(central),
-            steps,
-        )
-        local = self.ranks.local
-        return train(self.ranks.chain.layers, self.layout, central, examples, local, local.rate(step))
-
-
-@dataclass(frozen=True)
-class Examples:
-    """What some users' steps see, one step after the other."""
-
-    inputs: Tensor  # (users, rows, wide)
-    labels: Tensor  # (users, rows)
-    shares: Tensor  # (users, rows) 1 / examples of the batch; 0 where an example only fills the place
-    steps: int
+        users, total, local = len(seen), steps * most, self.ranks.local
+        inputs, labels = self.task.inputs(places.reshape(-1))
+        inputs, labels = inputs.to(central).view(users, total, -1), labels.to(central.device).view(users, total, 1)
+        weights = torch.from_numpy(shares.reshape(users, total, 1)).to(central)
+        layers = [_Layer(layer, self.layout.views(central), users, total) for layer in self.ranks.chain.layers]
+        layers[0].inputs, layers[0].gram = inputs, inner_products(inputs, inputs)
+        first = layers[0].central_output(inputs)
+        losses, rate = torch.zeros(users, dtype=torch.float64), local.rate(step)
+        for begin in range(0, total, most):
+            end = begin + most
+            outputs = [layers[0].forward(begin, end, first[:, begin:end])]
+            for layer in layers[1:]:
+                layer.see(outputs[-1], begin)
+                outputs.append(layer.forward(begin, end, layer.central_output(outputs[-1])))
+            share, right = weights[:, begin:end], labels[:, begin:end]
+            log_shares = torch.log_softmax(outputs[-1], dim=-1)
+            if begin == 0:
+                losses = -(log_shares.gather(2, right) * share).double().sum(dim=(1, 2))
+            gradient = log_shares.exp_()
+            gradient.scatter_add_(2, right, gradient.new_full((1, 1, 1), -1.0).expand(right.shape)).mul_(share)
+            _step(layers, _backward(layers, outputs, gradient, begin), begin, share.sum(dim=1), local, rate)
+        scale = 1.0 / rate if local.divide_by_learning_rate else 1.0
+        factors = [(layer.gradients.mul_(scale), layer.inputs) for layer in layers]
+        norms = _norms(self.layout, layers).cpu()
+        return LowRankUpdates(self.layout, self.ranks.chain.layers, factors, norms, losses.cpu())
 
 
 class _Layer:
@@ -114,60 +118,30 @@ class _Layer:
         self.gram[:, :begin, begin:end] = products[:, :, :begin].transpose(1, 2)
 
     def forward(self, begin: int, end: int, central: Tensor) -> Tensor:
-        """Outputs of these rows, where `central` is what the central model makes of them."""
+        """Outputs of these rows, where `central` are those of the central model before the activation."""
         if begin:
             kernel = self.gram[:, begin:end, :begin].to(central.dtype)
             kernel = kernel if self.bias is None else kernel + 1.0
             central = torch.baddbmm(central, kernel, self.gradients[:, :begin], alpha=-1.0)
-        return activated(self.layer.activation, central)
+        return activate(self.layer.activation, central)
 
     def central_output(self, inputs: Tensor) -> Tensor:
         return functional.linear(inputs, self.weight, self.bias)
 
     def backward(self, gradient: Tensor, begin: int) -> Tensor:
         """From the gradient at this layer's output to the one at its input."""
-        past = self.gradients[:, :begin]
         back = gradient @ self.weight
-        if begin:
-            back = torch.baddbmm(back, torch.bmm(gradient, past.transpose(1, 2)), self.inputs[:, :begin], alpha=-1.0)
-        return back
+        if not begin:
+            return back
+        products = torch.bmm(gradient, self.gradients[:, :begin].transpose(1, 2))
+        return torch.baddbmm(back, products, self.inputs[:, :begin], alpha=-1.0)
 
     def squares(self, coefficients: Tensor) -> Tensor:
-        """Of each user, the squared norm of coefficients' A over weight and bias, without care for rounding."""
+        """The squared norm of coefficients' A over weight and bias of each user; rounding is not bounded here."""
         rows = coefficients.shape[1]
         products = torch.bmm(coefficients, coefficients.transpose(1, 2))
         found = (products * self.gram[:, :rows, :rows].to(products.dtype)).sum(dim=(1, 2))
         return found if self.bias is None else found + coefficients.sum(dim=1).square().sum(dim=1)
-
-
-def train(
-    chain: tuple[Affine, ...], layout: Layout, central: Tensor, examples: Examples, local: LocalTraining, rate: float
-) -> LowRankUpdates:
-    """All local steps of all users."""
-    users, rows, _ = examples.inputs.shape
-    layers = [_Layer(layer, layout.views(central), users, rows) for layer in chain]
-    layers[0].inputs = examples.inputs
-    layers[0].gram = inner_products(examples.inputs, examples.inputs)
-    first = layers[0].central_output(examples.inputs)
-    losses = torch.zeros(users, dtype=torch.float64)
-    batch = rows // examples.steps
-    for begin in range(0, rows, batch):
-        end = begin + batch
-        outputs = [layers[0].forward(begin, end, first[:, begin:end])]
-        for layer in layers[1:]:
-            layer.see(outputs[-1], begin)
-            outputs.append(layer.forward(begin, end, layer.central_output(outputs[-1])))
-        shares, labels = examples.shares[:, begin:end, None], examples.labels[:, begin:end, None]
-        log_shares = torch.log_softmax(outputs[-1], dim=-1)
-        if begin == 0:
-            losses = -(log_shares.gather(2, labels) * shares).double().sum(dim=(1, 2))
-        gradient = log_shares.exp_()
-        gradient.scatter_add_(2, labels, gradient.new_full((1, 1, 1), -1.0).expand(labels.shape)).mul_(shares)
-        gradients = _backward(layers, outputs, gradient, begin)
-        _step(layers, gradients, begin, shares.sum(dim=1), local, rate)
-    scale = 1.0 / rate if local.divide_by_learning_rate else 1.0
-    return LowRankUpdates(layout, chain, [(each.gradients.mul_(scale), each.inputs) for each in layers],
-                          _norms(layout, layers).cpu(), losses.cpu())  # fmt: skip
 
 
 def _backward(layers: list[_Layer], outputs: list[Tensor], gradient: Tensor, begin: int) -> list[Tensor]:
@@ -215,15 +189,14 @@ class LowRankUpdates:
         total, column = self.layout.views(into), {name: i for i, name in enumerate(self.layout.names)}
         factors = factors.to(into.device)
         used = (factors != 0).any(dim=1)
-        everybody = bool(used.all())
+        everybody, factors = bool(used.all()), factors[used]
         for layer, (gradients, inputs) in zip(self.chain, self.factors, strict=True):
-            own = factors
             if not everybody:  # 0 times a value that is not finite would not be zero
-                gradients, inputs, own = gradients[used], inputs[used], factors[used]
+                gradients, inputs = gradients[used], inputs[used]
             if layer.bias is not None:
-                summed = gradients.sum(dim=1).double() * own[:, column[layer.bias], None]
+                summed = gradients.sum(dim=1).double() * factors[:, column[layer.bias], None]
                 total[layer.bias].add_(summed.sum(dim=0).to(into.dtype))
-            scaled = (gradients.double() * own[:, column[layer.weight], None, None]).to(gradients.dtype)
+            scaled = (gradients.double() * factors[:, column[layer.weight], None, None]).to(gradients.dtype)
             total[layer.weight].addmm_(scaled.flatten(0, 1).T, inputs.flatten(0, 1))
 
 

@@ -48,7 +48,6 @@ __all__ = ["Adagrad", "Adam", "Lamb", "Lars", "Optimiser", "Sgd", "init", "updat
 Slots = Mapping[str, Tensor]
 
 _Beta = Annotated[float, Field(ge=0, lt=1)]
-_MOMENTS = ("first_moment", "second_moment")
 
 
 class _Optimiser(Section, ABC):
@@ -70,6 +69,29 @@ class _Optimiser(Section, ABC):
         """Change a weight and its slots in place, along its gradient `g`, at the 0-based `step`."""
 
 
+class _WithMoments(_Optimiser):
+    """What Adam and LAMB share: moving averages of the gradient and of its square."""
+
+    betas: tuple[_Beta, _Beta] = Field(default=(0.9, 0.999), description="Decay of the first and of the second moment.")
+    epsilon: float
+
+    def slots(self) -> dict[str, float]:
+        return {"first_moment": 0.0, "second_moment": 0.0}
+
+    def direction(self, g: Tensor, slots: Slots, step: int | None) -> Tensor:
+        """Eq. 9, then u of eq. 8 in a new tensor; bias-corrected for the 0-based `step` unless that is None."""
+        m, v = slots["first_moment"], slots["second_moment"]
+        m.lerp_(g, 1 - self.betas[0])
+        v.mul_(self.betas[1]).addcmul_(g, g, value=1 - self.betas[1])
+        root = v.sqrt()
+        if step is None:
+            return torch.div(m, root.add_(self.epsilon), out=root)
+        first, second = (1 - beta ** (step + 1) for beta in self.betas)
+        # (m / first) / (sqrt(v / second) + epsilon), multiplied out to save two passes over memory.
+        root.add_(self.epsilon * math.sqrt(second))
+        return torch.div(m, root, out=root).mul_(math.sqrt(second) / first)
+
+
 class Sgd(_Optimiser):
     """Gradient descent, optionally with heavy-ball momentum."""
 
@@ -87,19 +109,15 @@ class Sgd(_Optimiser):
         weight.add_(direction, alpha=-rate)
 
 
-class Adam(_Optimiser):
+class Adam(_WithMoments):
     """Adam with bias correction and decoupled weight decay (AdamW)."""
 
     kind: Literal["adam"] = Field(default="adam", description="Adam; AdamW where weight decay is set.")
-    betas: tuple[_Beta, _Beta] = Field(default=(0.9, 0.999), description="Decay of the first and of the second moment.")
     epsilon: float = Field(default=1e-8, gt=0, description="Added to the root of the second moment.")
     weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay, times the learning rate.")
 
-    def slots(self) -> dict[str, float]:
-        return dict.fromkeys(_MOMENTS, 0.0)
-
     def move(self, weight: Tensor, g: Tensor, slots: Slots, rate: float, step: int) -> None:
-        direction = _adam_direction(g, slots, self.betas, self.epsilon, step)
+        direction = self.direction(g, slots, step)
         if self.weight_decay:
             weight.mul_(1 - rate * self.weight_decay)
         weight.add_(direction, alpha=-rate)
@@ -144,23 +162,18 @@ class Lars(_Optimiser):
             weight.sub_(slots["momentum"].mul_(self.momentum).add_(direction, alpha=local_rate))
 
 
-class Lamb(_Optimiser):
+class Lamb(_WithMoments):
     """LAMB: Adam's direction, with a step per tensor proportional to the tensor's norm."""
 
     kind: Literal["lamb"] = Field(default="lamb", description="Layer-wise adaptive moments.")
-    betas: tuple[_Beta, _Beta] = Field(default=(0.9, 0.999), description="Decay of the first and of the second moment.")
     epsilon: float = Field(default=1e-6, gt=0, description="xi, added to the root of the second moment.")
     weight_decay: float = Field(default=0.0, ge=0, description="lambda, added before the norm is taken.")
     bias_correction: bool = Field(
         default=False, description="Correct the moments as Adam does; eqs 8-9 of PFL-ASR do not."
     )
 
-    def slots(self) -> dict[str, float]:
-        return dict.fromkeys(_MOMENTS, 0.0)
-
     def move(self, weight: Tensor, g: Tensor, slots: Slots, rate: float, step: int) -> None:
-        corrected = step if self.bias_correction else None
-        direction = _adam_direction(g, slots, self.betas, self.epsilon, corrected)
+        direction = self.direction(g, slots, step if self.bias_correction else None)
         if self.weight_decay:
             direction.add_(weight, alpha=self.weight_decay)
         weight.add_(direction, alpha=-rate * _trust_ratio(weight, direction))
@@ -175,13 +188,7 @@ def init(settings: Optimiser, parameters: Mapping[str, Tensor]) -> dict[str, Ten
     State is kept in float32 at least: in bfloat16 a second moment with beta 0.999 would stop changing.
     """
     return {
-        f"{slot}/{name}": torch.full_like(
-            parameter,
-            start,
-            dtype=_working_dtype(parameter),
-            requires_grad=False,
-            memory_format=torch.contiguous_format,
-        )
+        f"{slot}/{name}": torch.full(parameter.shape, start, dtype=_working_dtype(parameter), device=parameter.device)
         for slot, start in settings.slots().items()
         for name, parameter in parameters.items()
     }
@@ -196,27 +203,19 @@ def update(
 ) -> None:
     """Take the 0-based central `step`: changes `parameters` and `state` in place, never `gradient`."""
     slots = settings.slots()
-    _check_gradient(parameters, gradient)
-    _check_state(settings.kind, slots, parameters, state)
+    if wrong := _misfits(gradient, {name: parameter.shape for name, parameter in parameters.items()}):
+        raise ValueError(f"the gradient does not have the parameters' names and shapes: see {wrong}")
+    expected = {f"{slot}/{name}": parameter.shape for slot in slots for name, parameter in parameters.items()}
+    if wrong := _misfits(state, expected):
+        raise UserError(
+            f"the optimiser state does not fit {settings.kind} and this model: see {wrong}; "
+            "resume with the recipe that wrote the checkpoint"
+        )
     rate = settings.learning_rate * settings.schedule(step)
     with torch.no_grad():
         for name, weight in parameters.items():
             g = gradient[name].to(_working_dtype(weight))
             settings.move(weight, g, {slot: state[f"{slot}/{name}"] for slot in slots}, rate, step)
-
-
-def _adam_direction(g: Tensor, slots: Slots, betas: tuple[float, float], epsilon: float, step: int | None) -> Tensor:
-    """Eq. 9, then u of eq. 8 in a new tensor; bias-corrected for the 0-based `step` unless that is None."""
-    m, v = (slots[name] for name in _MOMENTS)
-    m.lerp_(g, 1 - betas[0])
-    v.mul_(betas[1]).addcmul_(g, g, value=1 - betas[1])
-    root = v.sqrt()
-    if step is None:
-        return torch.div(m, root.add_(epsilon), out=root)
-    first, second = (1 - beta ** (step + 1) for beta in betas)
-    # (m / first) / (sqrt(v / second) + epsilon), multiplied out to save two passes over memory.
-    root.add_(epsilon * math.sqrt(second))
-    return torch.div(m, root, out=root).mul_(math.sqrt(second) / first)
 
 
 def _with_decay(g: Tensor, weight: Tensor, weight_decay: float) -> Tensor:
@@ -232,22 +231,6 @@ def _trust_ratio(weight: Tensor, direction: Tensor, coefficient: float = 1.0) ->
 
 def _working_dtype(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
-
-
-def _check_gradient(parameters: Mapping[str, Tensor], gradient: Mapping[str, Tensor]) -> None:
-    if wrong := _misfits(gradient, {name: parameter.shape for name, parameter in parameters.items()}):
-        raise ValueError(f"the gradient does not have the parameters' names and shapes: see {wrong}")
-
-
-def _check_state(
-    kind: str, slots: Mapping[str, float], parameters: Mapping[str, Tensor], state: Mapping[str, Tensor]
-) -> None:
-    expected = {f"{slot}/{name}": parameter.shape for slot in slots for name, parameter in parameters.items()}
-    if wrong := _misfits(state, expected):
-        raise UserError(
-            f"the optimiser state does not fit {kind} and this model: see {wrong}; "
-            "resume with the recipe that wrote the checkpoint"
-        )
 
 
 def _misfits(given: Mapping[str, Tensor], expected: dict[str, torch.Size]) -> str:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import accumulate, chain, groupby, pairwise
 from multiprocessing import current_process
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch import Tensor
 from confide.files import usable_cores
 
 Stretch = tuple[int, int, int]
-"""Of one tensor of the flat vector: which tensor, its first coordinate, and the one after the last."""
+"""A piece of one tensor in the flat vector: which tensor, the first coordinate, and the one after the last."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Layout:
         One pass over memory: squares are taken while a piece is still in the cache.
         """  # (layers,)
 
-        @torch.no_grad()  # which every thread has to say for itself
+        @torch.no_grad()  # each thread has its own setting
         def subtract(group: list[Stretch]) -> list[float]:
             begin, end = group[0][1], group[-1][2]
             part = torch.sub(one[begin:end], other[begin:end], out=out[begin:end])
@@ -82,27 +83,17 @@ class Layout:
                 begin, *_, end = chain.from_iterable((start, stop) for _, start, stop in run)
                 add_scaled(into[begin:end], flat[begin:end], factor)
 
-        for _ in in_threads(add, self._groups(), flat):
-            pass
+        list(in_threads(add, self._groups(), flat))
 
     def _groups(self) -> list[list[Stretch]]:
-        """The flat vector in pieces of about `_CHUNK`, each as the stretches of the tensors in it.
+        """Cut the flat vector into pieces of `_CHUNK`, each given as the stretches of the tensors in it.
 
         Where they begin decides the last bits of sums, so it depends on nothing but the layout.
         """
-        groups: list[list[Stretch]] = [[]]
-        begins, room = 0, _CHUNK
-        for layer, size in enumerate(self.sizes):
-            start, end = begins, begins + size
-            while start < end:
-                stop = min(end, start + room)
-                groups[-1].append((layer, start, stop))
-                room -= stop - start
-                start = stop
-                if room == 0:
-                    groups, room = [*groups, []], _CHUNK
-            begins = end
-        return [group for group in groups if group]
+        ends = list(accumulate(self.sizes))
+        cuts = sorted({0, *ends, *range(0, self.size, _CHUNK)})
+        stretches = ((bisect_right(ends, start), start, stop) for start, stop in pairwise(cuts))
+        return [list(group) for _, group in groupby(stretches, lambda stretch: stretch[1] // _CHUNK)]
 
     def norms(self, flat: Tensor) -> Tensor:
         """The Euclidean norm of each tensor, in double precision."""  # (layers,)
@@ -152,7 +143,7 @@ _pools: dict[int, ThreadPoolExecutor] = {}
 
 
 def in_threads(work: Callable[[Any], Any], items: Sequence[Any], vector: Tensor) -> Iterable[Any]:
-    """Passes over large vectors are shared by the processors that this process may use; the result does not change."""
+    """Share passes over large vectors among the processors that this process may use; the result does not change."""
     size, cores = vector.numel() if vector.device.type == "cpu" else 0, usable_cores()
     if size < _WORTH_THREADS or cores < 2 or current_process().daemon:  # a worker process has one core to itself
         return map(work, items)
@@ -183,7 +174,7 @@ def exact_norm(tensor: Tensor) -> float:
 
 
 def all_finite(flat: Tensor) -> bool:
-    """In pieces: torch would make a copy of the whole on the way."""
+    """Whether every number is finite. Looks at pieces: torch would make a copy of the whole."""
     return all(bool(torch.isfinite(piece).all()) for piece in torch.split(flat, _CHUNK))
 
 

@@ -45,28 +45,9 @@ def ratio(bound: float | Tensor, norms: Tensor) -> Tensor:
     return torch.where(norms > 0, bound / norms, torch.zeros_like(norms))
 
 
-def clip(norms: Tensor, total: Tensor, bound: float, layer_bounds: Tensor) -> Tensor:
-    return torch.clamp(bound / total, max=1.0)
-
-
-def per_layer_clip(norms: Tensor, total: Tensor, bound: float, layer_bounds: Tensor) -> Tensor:
-    return torch.clamp(layer_bounds / norms, max=1.0)
-
-
-def normalise(norms: Tensor, total: Tensor, bound: float, layer_bounds: Tensor) -> Tensor:
-    return ratio(bound, total)
-
-
-def per_layer_normalise(norms: Tensor, total: Tensor, bound: float, layer_bounds: Tensor) -> Tensor:
-    return torch.where(total > bound, ratio(layer_bounds, norms), torch.ones_like(norms))
-
-
-def untouched(norms: Tensor, total: Tensor, bound: float, layer_bounds: Tensor) -> Tensor:
-    return torch.ones_like(norms)
-
-
-def of_function(function: Callable[[Tensor, Tensor], Tensor]) -> Factors:
-    """A user's own rule: called for one user at a time, so that it cannot see the others, and held to the bound."""
+def factors_of_function(function: Callable[[Tensor, Tensor], Tensor]) -> Factors:
+    """Make a rule of a user's own function: call it for one user at a time, so that it cannot see the others, and hold
+    its answer to the bound."""
 
     def factors(norms: Tensor, total: Tensor, bound: float, layer_bounds: Tensor) -> Tensor:
         # Copies: a function that works in place must not change what it is held to.
@@ -85,12 +66,23 @@ def of_function(function: Callable[[Tensor, Tensor], Tensor]) -> Factors:
     return factors
 
 
+def _per_layer_normalise(norms: Tensor, total: Tensor, bound: float, layer_bounds: Tensor) -> Tensor:
+    return torch.where(total > bound, ratio(layer_bounds, norms), torch.ones_like(norms))
+
+
 PYTHON, NONE = "python", "none"
+_UNCHANGED = Rule(lambda norms, total, bound, layer_bounds: torch.ones_like(norms))
 RULES = {
-    "clip": Rule(clip, follows=("quantile", "car")),
-    "per_layer_clip": Rule(per_layer_clip, per_layer=True, follows=("quantile",)),
-    "normalise": Rule(normalise),
-    "per_layer_normalise": Rule(per_layer_normalise, per_layer=True),
-    PYTHON: Rule(untouched),  # `of_function` takes its place
-    NONE: Rule(untouched),
+    "clip": Rule(
+        lambda norms, total, bound, layer_bounds: torch.clamp(bound / total, max=1.0), follows=("quantile", "car")
+    ),
+    "per_layer_clip": Rule(
+        lambda norms, total, bound, layer_bounds: torch.clamp(layer_bounds / norms, max=1.0),
+        per_layer=True,
+        follows=("quantile",),
+    ),
+    "normalise": Rule(lambda norms, total, bound, layer_bounds: ratio(bound, total)),
+    "per_layer_normalise": Rule(_per_layer_normalise, per_layer=True),
+    PYTHON: _UNCHANGED,  # `factors_of_function` takes its place
+    NONE: _UNCHANGED,
 }

@@ -11,7 +11,7 @@ from confide.errors import UserError
 
 
 def load_start(path: Path, fresh: Mapping[str, Tensor], optional: Collection[str] = ()) -> dict[str, Tensor]:
-    """Tensors to begin from: those of the recipe's own model and no others, but that the optional may be missing."""
+    """Read the tensors to begin from: exactly those of the recipe's model, of which the optional may be missing."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -24,8 +24,7 @@ def load_start(path: Path, fresh: Mapping[str, Tensor], optional: Collection[str
         ) from None
     lacks = {name for name in optional if name not in found}
     wanted = {name: tuple(tensor.shape) for name, tensor in fresh.items() if name not in lacks}
-    wrong = misfit(found, wanted)
-    if wrong is not None:
+    if wrong := misfit(found, wanted):
         raise UserError(
             f"task.start={path}: {wrong}; the starting model has to be of the kind and size that the recipe describes"
         )

@@ -17,13 +17,13 @@ class State:
     final: dict[str, Tensor] = field(default_factory=dict)
     """What the final model is made of: a sum of the last iterates, or the chosen one."""
     noise: dict[str, Tensor] = field(default_factory=dict)
-    """What noise that is correlated over steps has to remember."""
+    """What the mechanism remembers where its noise is correlated over steps."""
     bounds: Tensor | None = None
     """The bounds of the users' updates, where they follow a quantile."""
     seconds: float = 0.0
     recent: list[dict[str, float]] = field(default_factory=list)
     """The evaluations of the last steps, whose mean the summary reports."""
     clients: dict[str, Tensor] = field(default_factory=dict)
-    """What each user remembers from round to round, where the rule has them do so (CAR's adaptive bounds)."""
+    """What each user remembers from round to round under CAR's adaptive bounds."""
     pending: Tensor | None = None
-    """The cohort of a step that too few users answered: to draw another would not be the sampler accounted for."""
+    """The cohort of a step that too few users answered, to be asked again: a new draw is not accounted for."""

@@ -1,7 +1,6 @@
 """What the loop asks of a task: a model, users with data, a loss, and an evaluation. Nothing about privacy.
 
-`Task` is what the loop sees, `BasicTask` has the members that most tasks leave as they are, and `TaskSection` is the
-base of a task's section in a recipe. To add a task: both in a file of its own, and the section's name in the union
+To add a task: a class that inherits `BasicTask`, its `TaskSection` for recipes, and the section's name in the union
 `TaskSettings` of `confide.recipe`.
 """
 
@@ -83,7 +82,7 @@ class Task(Protocol):
 
 
 class BasicTask:
-    """What a task need not write: a run begins with the fresh model, nothing is left out, and there is no short cut."""
+    """Members that most tasks inherit: begin with the fresh model, leave nothing out, have no short cut."""
 
     left_out: Mapping[str, int] = {}
 

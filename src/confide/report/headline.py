@@ -81,7 +81,7 @@ def _metric(summary: dict[str, Any], items: Items | None) -> str:
     if items is None:
         return card(NAMES.get(name, name), big, "How each test item was answered is not on record: no interval.")
     low, high = interval(items)
-    units = len(set(items.drawn.tolist()))
+    units = len(set(items.units.tolist()))
     what = items.groups_called if items.clustered and len(items.names) > 1 else "test items"
     return card(
         NAMES.get(name, name), big,

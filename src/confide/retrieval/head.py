@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from confide.errors import UserError
-from confide.federated.chain import Activation, activated
+from confide.federated.chain import Activation, activate
 from confide.settings import Section
 
 Start = Literal["random", "documents"]
@@ -102,7 +102,7 @@ def forward(
     """Logits over documents. `randomness` means training: dropout. Without it the answer is deterministic."""
     x = scaled(settings.scale, hidden)
     if "pre.weight" in parameters:
-        x = activated(settings.activation, functional.linear(x, parameters["pre.weight"], parameters["pre.bias"]))
+        x = activate(settings.activation, functional.linear(x, parameters["pre.weight"], parameters["pre.bias"]))
     if settings.dropout and randomness is not None:
         keep = 1.0 - settings.dropout
         x = x * torch.empty_like(x).bernoulli_(keep, generator=randomness) / keep

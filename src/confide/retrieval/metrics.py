@@ -20,7 +20,7 @@ from torch import Tensor
 
 from confide.errors import UserError
 from confide.federated.intervals import LEVEL, interval
-from confide.federated.items import Items, grouped
+from confide.federated.items import Items, number_names
 from confide.retrieval.splits import by_label
 
 NEVER = np.iinfo(np.int64).max  # the rank of a document that was not retrieved
@@ -106,6 +106,6 @@ def summarise(
 
 def first_hits(ranks: NDArray[np.int64], labels: NDArray[np.int64], names: Sequence[str], test: str = "") -> Items:
     """Which queries find their document first; `test` names the test set."""
-    present, places = grouped([names[label] for label in labels])
+    present, places = number_names([names[label] for label in labels])
     hits = (ranks == 1).astype(np.float64)
     return Items("accuracy", "higher", 1.0, "document", False, present, places, hits, np.ones(len(ranks)), test)

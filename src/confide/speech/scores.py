@@ -18,7 +18,7 @@ import numpy as np
 
 from confide.errors import UserError
 from confide.federated.intervals import LEVEL, RESAMPLES, interval
-from confide.federated.items import Items, grouped
+from confide.federated.items import Items, number_names
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Transcribed:
     def items(self, characters: bool = False, test: str = "") -> Items:
         """The errors in each utterance, in words or characters; `test` names the test set."""
         errors = error_counts(self.references, self.hypotheses, characters).astype(np.float64)  # (utterances, 2)
-        names, places = grouped(self.speakers)
+        names, places = number_names(self.speakers)
         metric = "cer" if characters else "wer"
         return Items(metric, "lower", 100.0, "speaker", True, names, places, errors[:, 0], errors[:, 1], test)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from confide.federated.bounding import Adaptive, Bounder, Bounding, allocated, bounder
+from confide.federated.bounding import Adaptive, Bounder, Bounding, allocate, bounder
 from confide.federated.optimisers import Sgd
 from confide.federated.schedules import Constant
 from confide.privacy.plan import Plan
@@ -138,7 +138,7 @@ def _floor_with(case: Case, candidate: Bounding) -> tuple[float, float]:
         norms = per_layer(measured.layout, measured.moving).sqrt().flatten(0, 1)
         wanted = torch.quantile(norms, LEARNED_QUANTILE, dim=0).clamp(min=1e-30)
         assert made.roots is not None
-        made, extra = replace(made, layer_bounds=allocated(made.sensitivity, wanted, made.roots)), 0.8**-0.5
+        made, extra = replace(made, layer_bounds=allocate(made.sensitivity, wanted, made.roots)), 0.8**-0.5
     if isinstance(case.recipe.central, Sgd):
         first = split_error(measured, made, plan, centre, extra)
         old, new = (float((p.shortened * parts.signal).sum()) for p in (parts, first))

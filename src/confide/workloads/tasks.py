@@ -72,12 +72,10 @@ class Mlp(_Workload):
         return Chain((Affine("weight1", "bias1", "relu"), Affine("weight2", "bias2")))
 
     def rows(self, user: int) -> np.ndarray:
-        held = self.settings.examples
-        return np.arange(user % self.distinct * held, (user % self.distinct + 1) * held)
+        return user % self.distinct * self.settings.examples + np.arange(self.settings.examples)
 
     def inputs(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        chosen = torch.from_numpy(rows)
-        return self.features[chosen], self.labels[chosen]
+        return self.features[rows], self.labels[rows]
 
     def batch(self, user: int, examples: np.ndarray | None, draw: np.random.Generator) -> tuple[Tensor, ...]:
         own = self.rows(user)
@@ -118,10 +116,8 @@ class SpeechClient(_Workload):
             preset="small", layers=settings.layers, width=settings.width, mlp=4 * settings.width, dropout=0.0,
             tokens=TOKENS,
         )  # fmt: skip
-        features, labels = data.speech_clients(
-            settings.users, settings.utterances, settings.frames, settings.labels, TOKENS
-        )
-        self.features, self.labels = torch.from_numpy(features), torch.from_numpy(labels)
+        sizes = settings.users, settings.utterances, settings.frames, settings.labels
+        self.features, self.labels = map(torch.from_numpy, data.speech_clients(*sizes, TOKENS))
 
     def initial_parameters(self) -> dict[str, Tensor]:
         return model.initial_parameters(self.model, generator(self.seed, "model"))
@@ -160,9 +156,8 @@ class Vector(_Workload):
 
     def __init__(self, settings: VectorSettings, seed: int) -> None:
         super().__init__(settings.users, 1)
-        self.seed, tensors = seed, min(settings.tensors, settings.parameters)
-        ends = np.linspace(0, settings.parameters, tensors + 1).astype(np.int64)
-        self.sizes = np.diff(ends).tolist()
+        tensors = min(settings.tensors, settings.parameters)
+        self.sizes = np.diff(np.linspace(0, settings.parameters, tensors + 1).astype(np.int64)).tolist()
 
     def initial_parameters(self) -> dict[str, Tensor]:
         return {f"tensor{index:04}": torch.full((size,), 1e-3) for index, size in enumerate(self.sizes)}
