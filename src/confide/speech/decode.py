@@ -1,15 +1,15 @@
 """Greedy CTC decoding (PFL-ASR section 4, "Evaluation": greedy, no language model).
 
-The best token of every frame, repeats merged, blanks removed. A run of one token also says when it was heard.
+Take the best token of every frame, merge repeats, drop blanks. The frames of a run say when its token was heard.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
-import torch
 from torch import Tensor
 
 
@@ -33,16 +33,12 @@ class Word:
 
 def greedy(logits: Tensor, lengths: Tensor, blank: int = 0) -> list[list[int]]:
     """Token ids of each utterance."""  # logits (batch, frames, tokens), lengths (batch,)
-    return [timed.tokens for timed in greedy_timed(logits, lengths, blank)]
-
-
-def greedy_timed(logits: Tensor, lengths: Tensor, blank: int = 0) -> list[TimedTokens]:
-    """Token ids of each utterance with their frames."""
-    return merge_repeats(logits.argmax(dim=-1).cpu().numpy(), lengths.cpu().numpy(), blank)
+    path = logits.argmax(dim=-1).cpu().numpy()
+    return [timed.tokens for timed in merge_repeats(path, lengths.cpu().numpy(), blank)]
 
 
 def merge_repeats(path: np.ndarray, lengths: np.ndarray, blank: int = 0) -> list[TimedTokens]:
-    """Runs of equal tokens that are not blank."""  # path (batch, frames) token ids
+    """Each run of equal tokens as one token with its first and last frame, without blanks."""  # path (batch, frames)
     batch, frames = path.shape
     path = np.where(np.arange(frames) < lengths[:, None], path, blank)
     edge = np.full((batch, 1), blank, dtype=path.dtype)
@@ -55,25 +51,15 @@ def merge_repeats(path: np.ndarray, lengths: np.ndarray, blank: int = 0) -> list
 
 
 def split_at(boundary: int, tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """First token and the one behind the last of each stretch between boundaries that is not empty."""
-    begin = 0
-    for index, token in enumerate([*tokens, boundary]):
-        if token == boundary:
-            if index > begin:
-                yield begin, index
-            begin = index + 1
-
-
-def words(timed: TimedTokens, to_text: Callable[[Sequence[int]], str], boundary: int) -> list[Word]:
-    """The words between boundary tokens."""
-    spelt = ((to_text(timed.tokens[a:b]).strip(), a, b) for a, b in split_at(boundary, timed.tokens))
-    return [Word(text, timed.first[a], timed.last[b - 1]) for text, a, b in spelt if text]
+    """Where each stretch of tokens between boundaries begins and ends (excluded)."""
+    edges = [-1, *(place for place, token in enumerate(tokens) if token == boundary), len(tokens)]
+    return ((before + 1, after) for before, after in pairwise(edges) if after > before + 1)
 
 
 def greedy_words(
     logits: np.ndarray, to_text: Callable[[Sequence[int]], str], boundary: int, blank: int = 0
 ) -> list[Word]:
-    """The words of a single utterance."""  # logits (frames, tokens)
-    batch = torch.from_numpy(np.ascontiguousarray(logits)).unsqueeze(0)
-    (timed,) = greedy_timed(batch, torch.tensor([len(logits)]), blank)
-    return words(timed, to_text, boundary)
+    """The words of a single utterance, which lie between boundary tokens."""  # logits (frames, tokens)
+    (timed,) = merge_repeats(logits.argmax(axis=-1)[None], np.array([len(logits)]), blank)
+    spelt = ((to_text(timed.tokens[a:b]).strip(), a, b) for a, b in split_at(boundary, timed.tokens))
+    return [Word(text, timed.first[a], timed.last[b - 1]) for text, a, b in spelt if text]

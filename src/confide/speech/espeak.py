@@ -1,10 +1,10 @@
-"""The voices themselves: the espeak-ng library of the `espeakng_loader` wheel, in a process of its own.
+"""A process that makes synthetic voices with the espeak-ng library of the `espeakng_loader` wheel.
 
 `python -m confide.speech.espeak` reads one job (a speaker with its sentences, as JSON) per line and answers with a line
-of JSON when that speaker's folder is complete. The library keeps state that neither a change of voice nor a new
-initialisation clears: what it says depends on what it said before. Each speaker is therefore spoken by a fork of a
-process in which the library was set up and has said nothing yet, so that a speaker's bytes depend on the job alone,
-not on the order of speakers, the number of workers or an earlier interruption. Nothing heavy is imported here.
+of JSON when that speaker's folder is complete. What the library says depends on what it said before; neither a change
+of voice nor a new initialisation clears its state. Therefore a fork of a process in which the library has said nothing
+yet speaks for each speaker, so that a speaker's bytes depend on the job alone, not on the order of speakers or an
+earlier interruption. This module imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from confide.randomness import generator
-from confide.speech.rooms import Samples, impulse_response, recorded
+from confide.speech.corpus import SAMPLE_RATE
+from confide.speech.rooms import Samples, add_room_and_noise, impulse_response
 
-SAMPLE_RATE = 16_000
 RECORD = "speaker.json"
 
 # Values of espeak-ng's speak_lib.h.
@@ -136,7 +136,7 @@ def speak(job: Job, espeak: Espeak) -> None:
     try:
         temporary.rename(folder)
     except OSError:
-        # Somebody else made the same speaker meanwhile; the bytes are the same.
+        # Another process made the same speaker meanwhile; the bytes are the same.
         shutil.rmtree(temporary)
         if not folder.is_dir():
             raise
@@ -149,11 +149,11 @@ def _record(espeak: Espeak, voice: Voice, text: str, response: Samples, draw: np
     samples = soxr.resample(spoken, espeak.rate, SAMPLE_RATE)
     before, after = (round((0.05 + 0.25 * chance) * SAMPLE_RATE) for chance in draw.random(2))
     padded = np.pad(samples, (before, after))
-    return recorded(padded, response, voice.snr, voice.tilt, voice.level, SAMPLE_RATE, draw)
+    return add_room_and_noise(padded, response, voice.snr, voice.tilt, voice.level, SAMPLE_RATE, draw)
 
 
 def _in_a_fork(job: Job, espeak: Espeak) -> dict[str, str]:
-    """Speak in a copy of this process, whose library has said nothing yet. The answer holds an error or nothing."""
+    """Speak in a copy of this process, whose library has said nothing yet. The answer holds an error, or nothing."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,6 +1,6 @@
-"""The corpora that can be asked for by kind, each in a file beside this one; the synthetic one in `voices`.
+"""The kinds of corpus, each in a file beside this one; the synthetic one is in `confide.speech.voices`.
 
-To add one: a class of settings with a method `read`, in a file beside this one, and its name in `CorpusSettings`.
+To add one: write a class of settings with a method `read` in a file beside this one, and name it in `CorpusSettings`.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ from typing import Literal
 from pydantic import Field
 
 from confide.settings import LocalPath
-from confide.speech.corpora.listing import Entry, checked_corpus
-from confide.speech.corpora.settings import SpeakerSettings, place
+from confide.speech.corpora.listing import Entry, make_corpus
+from confide.speech.corpora.settings import SpeakerSettings, find_folder
 from confide.speech.corpora.tables import read_table
-from confide.speech.corpus import Corpus, Progress, Skipped
+from confide.speech.corpus import Corpus, Progress
 
 _SOURCE = (
     "http://www.speech.cs.cmu.edu/databases/an4 (as FLAC files, with tables train.tsv and test.tsv of the columns "
@@ -32,11 +32,10 @@ class An4Settings(SpeakerSettings):
 
     def read(self, progress: Progress | None = None) -> Corpus:
         """Read the table of the subset."""
-        folder = place(self.folder, "an4", "AN4", _SOURCE)
-        listed = [
-            row
-            if isinstance(row, Skipped)
-            else Entry(row["utterance"], row["speaker"], (folder / row["path"],), row["text"].strip())
-            for row in read_table(folder / f"{self.subset}.tsv", ("utterance", "speaker", "path", "text"))
-        ]
-        return checked_corpus(f"AN4-{self.subset}", "en", listed, self, progress)
+        folder = find_folder(self.folder, "an4", "AN4", _SOURCE)
+
+        def to_entry(row: dict[str, str]) -> Entry:
+            return Entry(row["utterance"], row["speaker"], (folder / row["path"],), row["text"].strip())
+
+        listed = read_table(folder / f"{self.subset}.tsv", ("utterance", "speaker", "path", "text"), to_entry)
+        return make_corpus(f"AN4-{self.subset}", "en", listed, self, progress)

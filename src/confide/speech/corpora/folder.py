@@ -1,6 +1,6 @@
 """Your own recordings: a folder SPEAKER/UTTERANCE.{wav,flac,mp3} with a .txt beside each, or a table that names them.
 
-Not PFL-ASR's corpora: the way in for any other. Every file that is not used is named, with the reason.
+For corpora that PFL-ASR does not use. Every file that is left out is named, with the reason.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pydantic import Field
 
 from confide.errors import UserError
 from confide.settings import LocalPath
-from confide.speech.corpora.listing import Entry, checked_corpus
+from confide.speech.corpora.listing import Entry, make_corpus
 from confide.speech.corpora.settings import SpeakerSettings
-from confide.speech.corpora.tables import Row, read_table
+from confide.speech.corpora.tables import read_table
 from confide.speech.corpus import Corpus, Language, Progress, Skipped
 
 AUDIO = (".wav", ".flac", ".mp3", ".ogg")
@@ -43,7 +43,7 @@ class FolderSettings(SpeakerSettings):
             entry = _entry(path, parts)
             if entry is not None:
                 listed.append(entry if isinstance(entry, Entry) else Skipped("/".join(parts), entry))
-        return checked_corpus(root.resolve().name, self.language, listed, self, progress)
+        return make_corpus(root.resolve().name, self.language, listed, self, progress)
 
 
 class TsvSettings(SpeakerSettings):
@@ -60,20 +60,17 @@ class TsvSettings(SpeakerSettings):
         """One row per utterance; without the column utterance, the path is its name."""
         file = self.file.expanduser()
         root = self.folder.expanduser() if self.folder is not None else file.parent
-        rows = read_table(file, ("speaker", "path", "text"))
-        listed = (row if isinstance(row, Skipped) else _from_row(row, file, root) for row in rows)
-        return checked_corpus(file.stem, self.language, listed, self, progress)
 
+        def to_entry(row: dict[str, str]) -> Entry:
+            row = {column: value.strip() for column, value in row.items()}
+            return Entry(row.get("utterance") or row["path"], row["speaker"], (root / row["path"],), row["text"])
 
-def _from_row(row: Row, table: Path, root: Path) -> Entry | Skipped:
-    speaker, path = row["speaker"].strip(), row["path"].strip()
-    if not speaker or not path:
-        return Skipped(f"{table.name}:{row.line}", f"no {'path' if speaker else 'speaker'}")
-    return Entry(row.values.get("utterance", "").strip() or path, speaker, (root / path,), row["text"].strip())
+        listed = read_table(file, ("speaker", "path", "text"), to_entry, filled=("speaker", "path"))
+        return make_corpus(file.stem, self.language, listed, self, progress)
 
 
 def _entry(path: Path, parts: tuple[str, ...]) -> Entry | str | None:
-    """The utterance of an audio file, the reason why it is none, or None for what is no audio file's business."""
+    """The utterance of an audio file, the reason why a file cannot be used, or None for a file to pass over."""
     ending = path.suffix.lower()
     if ending == ".txt":
         spoken = any(path.with_suffix(e).exists() or path.with_suffix(e.upper()).exists() for e in AUDIO)

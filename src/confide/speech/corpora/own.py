@@ -1,7 +1,7 @@
 """A corpus that a user brings: `corpus: {kind: python, factory: module:function, options: {...}}`.
 
-The function gets the options and answers with an `Entry` (or a `Skipped`) for each utterance; the checks, shares and
-users of all corpora apply to them. Whoever writes the recipe chooses code that runs here, so a client refuses it from a
+The function takes the options and returns an `Entry` (or a `Skipped`) for each utterance; the checks, shares and users
+of all corpora apply to them. Whoever writes the recipe chooses code that runs here, so a client refuses it from a
 server.
 """
 
@@ -13,7 +13,7 @@ from pydantic import Field
 
 from confide.errors import UserError
 from confide.settings import FunctionName, imported
-from confide.speech.corpora.listing import Entry, checked_corpus
+from confide.speech.corpora.listing import Entry, make_corpus
 from confide.speech.corpora.settings import SpeakerSettings
 from confide.speech.corpus import Corpus, Language, Progress, Skipped
 
@@ -35,4 +35,4 @@ class PythonCorpusSettings(SpeakerSettings):
                     f"corpus.factory={self.factory}: item {number} that it gave is a {type(entry).__name__}; expected "
                     "an Entry of confide.speech.corpora.listing for each utterance"
                 )
-        return checked_corpus(self.factory.replace(":", "-"), self.language, listed, self, progress)
+        return make_corpus(self.factory.replace(":", "-"), self.language, listed, self, progress)

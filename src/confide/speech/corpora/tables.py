@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from confide.errors import UserError
+from confide.speech.corpora.listing import Entry
 from confide.speech.corpus import Skipped
 
 
-@dataclass(frozen=True)
-class Row:
-    line: int
-    values: dict[str, str]
+def read_table(
+    path: Path, columns: Sequence[str], to_entry: Callable[[dict[str, str]], Entry], filled: Sequence[str] = ()
+) -> Iterator[Entry | Skipped]:
+    """Read a table that has at least these columns, an utterance per row.
 
-    def __getitem__(self, column: str) -> str:
-        return self.values[column]
-
-
-def read_table(path: Path, columns: Sequence[str]) -> Iterator[Row | Skipped]:
-    """The rows of a table that has at least these columns; a row that lacks one of them comes as `Skipped`."""
+    A row that lacks one of the columns, or has nothing but white space in one of `filled`, is skipped.
+    """
     try:
-        lines = _lines(path)
+        # Only \n ends a line: a sentence may hold other characters that Python would take for an end.
+        with path.open(encoding="utf-8-sig", newline="\n") as file:
+            lines = [line.rstrip("\r\n") for line in file] or [""]
     except OSError as error:
         raise UserError(f"cannot read the table {path} ({error.strerror}); expected a tab-separated file") from None
     except UnicodeDecodeError as error:
@@ -37,12 +35,7 @@ def read_table(path: Path, columns: Sequence[str]) -> Iterator[Row | Skipped]:
     for number, line in enumerate(lines[1:], start=2):
         if not line.strip():
             continue
-        values = dict(zip(header, line.split("\t"), strict=False))
-        empty = [name for name in columns if name not in values]
-        yield Skipped(f"{path.name}:{number}", f"short row: no {empty[0]}") if empty else Row(number, values)
-
-
-def _lines(path: Path) -> list[str]:
-    # Only \n ends a line: a sentence may hold other characters that Python would take for an end.
-    with path.open(encoding="utf-8-sig", newline="\n") as file:
-        return [line.rstrip("\r\n") for line in file] or [""]
+        row = dict(zip(header, line.split("\t"), strict=False))
+        faults = [f"short row: no {name}" for name in columns if name not in row]
+        faults = faults or [f"no {name}" for name in filled if not row[name].strip()]
+        yield Skipped(f"{path.name}:{number}", faults[0]) if faults else to_entry(row)
