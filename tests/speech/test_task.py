@@ -24,6 +24,7 @@ from confide.federated.local import LocalTraining, PlainTrainer
 from confide.federated.parameters import Layout, flatten
 from confide.randomness import generator
 from confide.recipe import Recipe, parse
+from confide.report.page import write_report
 from confide.runs import folder
 from confide.runs.evaluation import evaluate
 from confide.runs.simulation import simulate
@@ -290,7 +291,7 @@ def test_the_page_states_the_interval_that_evaluate_prints(place: Path) -> None:
     half_trained |= {"bounding": {"rule": "none"}, "central": {"kind": "adam", "learning_rate": 0.01}}
     half_trained["run"] = {"steps": 150, "checkpoint_every": 1000}
     half_trained["evaluation"] = {"every": 1000}
-    folder.train(parse(half_trained), place / "half", quiet=True)
+    folder.train(parse(half_trained), place / "half", quiet=True, page=write_report)
     found = evaluate(place / "half", quiet=True).to_json()["wer"]
     assert found["low"] < found["percent"] < found["high"]
     stated = f"95 % interval {found['low']:.4g} to {found['high']:.4g}, from drawing the 6 speakers"

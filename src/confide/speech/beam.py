@@ -20,7 +20,7 @@ from pydantic import Field
 
 from confide.errors import UserError
 from confide.settings import LocalPath, Section
-from confide.speech.decode import Word, merge_repeats, split_at
+from confide.speech.decode import Word, merge_repeats, split_words
 
 _MARKS = {"<s>", "</s>", "<unk>", "<UNK>"}
 # Log-probability of any token but boundary and blank in the frame that `words` appends.
@@ -94,13 +94,11 @@ class BeamSearch:
             return []
         # The path has a step before the first frame and one after the last.
         path = np.asarray(results[0].tokens[1 : frames + 2])[None]
-        (timed,) = merge_repeats(path, np.array([path.shape[1]]), self._blank)
+        (runs,) = merge_repeats(path, np.array([path.shape[1]]), self._blank)
         chosen = [self._words[index] for index in results[0].words if 0 <= index < len(self._words)]
-        spans = split_at(self._boundary, timed.tokens)
-        return [
-            Word(text, timed.first[a], min(timed.last[b - 1], frames - 1))
-            for text, (a, b) in zip(chosen, spans, strict=False)
-        ]  # the utterance may end inside a word, which then has a span but no text
+        # The utterance may end inside a word, which then has runs but no text.
+        spelt = zip(chosen, split_words(runs, self._boundary), strict=False)
+        return [Word(text, own[0].first, min(own[-1].last, frames - 1)) for text, own in spelt]
 
     def text(self, logits: np.ndarray) -> str:
         return " ".join(word.text for word in self.words(logits))
@@ -144,12 +142,11 @@ def _one_grams(path: Path) -> Iterator[str]:
     )
 
 
-def _library() -> tuple[Any, Any, Any]:
+def _library() -> list[Any]:
+    """flashlight-text's modules: decoder, KenLM and dictionary."""
     try:
-        names = ("decoder", "decoder.kenlm", "dictionary")
-        decoder, kenlm, dictionary = (import_module(f"flashlight.lib.text.{name}") for name in names)
+        return [import_module(f"flashlight.lib.text.{name}") for name in ("decoder", "decoder.kenlm", "dictionary")]
     except ImportError as error:
         raise UserError(
             "beam search needs flashlight-text, which is not installed: pip install 'confide[beam]', or decode greedily"
         ) from error
-    return decoder, kenlm, dictionary

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from confide.randomness import generator
 from confide.speech.corpus import SAMPLE_RATE
-from confide.speech.rooms import Samples, add_room_and_noise, impulse_response
+from confide.speech.rooms import add_room_and_noise, impulse_response
 
 RECORD = "speaker.json"
 
@@ -116,6 +116,7 @@ class Espeak:
 def speak(job: Job, espeak: Espeak) -> None:
     """Make the folder of a speaker: under another name first, so that it exists only when it is complete."""
     import soundfile
+    import soxr
 
     folder = Path(job.folder)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
@@ -127,7 +128,10 @@ def speak(job: Job, espeak: Espeak) -> None:
     response = impulse_response(job.voice.reverberation, job.voice.echo, SAMPLE_RATE, draw)
     rows = []
     for number, text in enumerate(job.texts):
-        samples = _record(espeak, job.voice, text, response, draw)
+        spoken = soxr.resample(espeak.say(text).astype(np.float32) / 32768.0, espeak.rate, SAMPLE_RATE)
+        before, after = (round((0.05 + 0.25 * chance) * SAMPLE_RATE) for chance in draw.random(2))
+        room = (response, job.voice.snr, job.voice.tilt, job.voice.level)
+        samples = add_room_and_noise(np.pad(spoken, (before, after)), *room, SAMPLE_RATE, draw)
         path = temporary / f"{number:04d}.flac"
         soundfile.write(path, samples, SAMPLE_RATE, subtype="PCM_16")
         rows.append({"file": path.name, "text": text, "samples": len(samples), "bytes": path.stat().st_size})
@@ -140,16 +144,6 @@ def speak(job: Job, espeak: Espeak) -> None:
         shutil.rmtree(temporary)
         if not folder.is_dir():
             raise
-
-
-def _record(espeak: Espeak, voice: Voice, text: str, response: Samples, draw: np.random.Generator) -> NDArray[np.int16]:
-    import soxr
-
-    spoken = espeak.say(text).astype(np.float32) / 32768.0
-    samples = soxr.resample(spoken, espeak.rate, SAMPLE_RATE)
-    before, after = (round((0.05 + 0.25 * chance) * SAMPLE_RATE) for chance in draw.random(2))
-    padded = np.pad(samples, (before, after))
-    return add_room_and_noise(padded, response, voice.snr, voice.tilt, voice.level, SAMPLE_RATE, draw)
 
 
 def _in_a_fork(job: Job, espeak: Espeak) -> dict[str, str]:

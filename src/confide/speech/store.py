@@ -105,23 +105,23 @@ class FeatureStore:
         speaker = self._index[user]
         path = _path(self.folder, speaker.key)
         if user not in self._checked:
-            self._verify(user, path)
+            self._check_file(speaker, self._utterances[user], path)
+            self._checked.add(user)
         ends = np.cumsum(speaker.frames, dtype=np.int64)
         with safetensors.safe_open(path, framework="np") as file:
             rows = file.get_slice("features")
             return [rows[int(ends[i] - speaker.frames[i]) : int(ends[i])].astype(np.float32) for i in indices]
 
-    def _verify(self, user: int, path: Path) -> None:
-        """Once per process and speaker, check the file, and make it again if it has changed since it was written."""
-        speaker = self._index[user]
-        if _read(path, speaker.name) is None:
-            again = _make(path, speaker.name, self._utterances[user], self.token_set, self.settings, self.stride)
-            if again.checksum != speaker.checksum:
-                raise UserError(
-                    f"the audio of speaker {speaker.name} has changed since its features were made in {path}; "
-                    "expected it to stay as it is during a run: start the run again"
-                )
-        self._checked.add(user)
+    def _check_file(self, speaker: _Speaker, utterances: list[Utterance], path: Path) -> None:
+        """Make a file again that has changed since it was written."""
+        if _read(path, speaker.name) is not None:
+            return
+        again = _make(path, speaker.name, utterances, self.token_set, self.settings, self.stride)
+        if again.checksum != speaker.checksum:
+            raise UserError(
+                f"the audio of speaker {speaker.name} has changed since its features were made in {path}; "
+                "expected it to stay as it is during a run: start the run again"
+            )
 
 
 def open_store(

@@ -115,11 +115,10 @@ def pairs(language: Language, population: Population) -> tuple[tuple[str, str], 
     """The accents and voice variants that a population's speakers may have."""
     kind = "seed" if population == "seed" else "users"
     everything = tuple(product(_ACCENTS[language][kind], _VARIANTS[kind]))
-    return everything if kind == "seed" else tuple(p for p in everything if _is_tested(p) == (population == "test"))
-
-
-def _is_tested(pair: tuple[str, str]) -> bool:
-    return hashlib.blake2b("+".join(pair).encode()).digest()[0] % _TEST_SHARE == 0
+    if kind == "seed":
+        return everything
+    hashes = {pair: hashlib.blake2b("+".join(pair).encode()).digest()[0] for pair in everything}
+    return tuple(pair for pair in everything if (hashes[pair] % _TEST_SHARE == 0) == (population == "test"))
 
 
 def draw_voice(settings: SyntheticSettings, number: int) -> Voice:
@@ -142,7 +141,13 @@ def synthetic_corpus(settings: SyntheticSettings, quiet: bool = False) -> Corpus
     if missing:
         make_folder(folder)
         _sweep(folder, missing)
-        jobs = (_job(settings, number, name, folder) for name, number in missing.items())
+        jobs = (
+            Job(
+                name, str(folder / name), draw_voice(settings, number), draw_texts(settings, number),
+                settings.seed, _purpose(settings), number,
+            )
+            for name, number in missing.items()
+        )  # fmt: skip
         done = len(names) - len(missing)
         with Reporter(f"voices ({settings.population})", len(names), done=done, quiet=quiet) as reporter:
             _speak_all(jobs, reporter.advance)
@@ -179,11 +184,6 @@ def draw_texts(settings: SyntheticSettings, number: int) -> tuple[str, ...]:
     draw = generator(settings.seed, f"{_purpose(settings)}/text", user=number)
     count = settings.utterances
     return tuple(make_sentence(settings.language, settings.sentences, settings.digits, draw) for _ in range(count))
-
-
-def _job(settings: SyntheticSettings, number: int, name: str, folder: Path) -> Job:
-    voice, texts = draw_voice(settings, number), draw_texts(settings, number)
-    return Job(name, str(folder / name), voice, texts, settings.seed, _purpose(settings), number)
 
 
 def _read_speaker(folder: Path, name: str, settings: SyntheticSettings) -> list[Utterance] | None:

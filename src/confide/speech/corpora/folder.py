@@ -1,4 +1,4 @@
-"""Your own recordings: a folder SPEAKER/UTTERANCE.{wav,flac,mp3} with a .txt beside each, or a table that names them.
+"""Your own recordings: a folder SPEAKER/UTTERANCE.{wav,flac,mp3} with a .txt beside each.
 
 For corpora that PFL-ASR does not use. Every file that is left out is named, with the reason.
 """
@@ -14,7 +14,6 @@ from confide.errors import UserError
 from confide.settings import LocalPath
 from confide.speech.corpora.listing import Entry, make_corpus
 from confide.speech.corpora.settings import SpeakerSettings
-from confide.speech.corpora.tables import read_table
 from confide.speech.corpus import Corpus, Language, Progress, Skipped
 
 AUDIO = (".wav", ".flac", ".mp3", ".ogg")
@@ -44,29 +43,6 @@ class FolderSettings(SpeakerSettings):
             if entry is not None:
                 listed.append(entry if isinstance(entry, Entry) else Skipped("/".join(parts), entry))
         return make_corpus(root.resolve().name, self.language, listed, self, progress)
-
-
-class TsvSettings(SpeakerSettings):
-    """A tab-separated table with the columns speaker, path, text and, if you like, utterance."""
-
-    kind: Literal["tsv"] = "tsv"
-    file: LocalPath = Field(description="the table; its first line names the columns")
-    folder: LocalPath | None = Field(
-        None, description="what paths in the table are relative to; else the table's folder"
-    )
-    language: Language = Field("en", description="en, fr or de")
-
-    def read(self, progress: Progress | None = None) -> Corpus:
-        """One row per utterance; without the column utterance, the path is its name."""
-        file = self.file.expanduser()
-        root = self.folder.expanduser() if self.folder is not None else file.parent
-
-        def to_entry(row: dict[str, str]) -> Entry:
-            row = {column: value.strip() for column, value in row.items()}
-            return Entry(row.get("utterance") or row["path"], row["speaker"], (root / row["path"],), row["text"])
-
-        listed = read_table(file, ("speaker", "path", "text"), to_entry, filled=("speaker", "path"))
-        return make_corpus(file.stem, self.language, listed, self, progress)
 
 
 def _entry(path: Path, parts: tuple[str, ...]) -> Entry | str | None:

@@ -1,13 +1,73 @@
-"""Tables of utterances: tab-separated UTF-8 with a header line and no quoting, as Common Voice publishes them."""
+"""Corpora listed in tables: tab-separated UTF-8 with a header line and no quoting, as Common Voice publishes them.
+
+A table of your own, and CMU AN4: spelled words, numbers and commands by 84 people, as 16 kHz FLAC with train.tsv and
+test.tsv. AN4 is not one of PFL-ASR's corpora: a small real one, for trying its claims. Its training and test speakers
+are different people.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
 
 from confide.errors import UserError
-from confide.speech.corpora.listing import Entry
-from confide.speech.corpus import Skipped
+from confide.settings import LocalPath
+from confide.speech.corpora.listing import Entry, make_corpus
+from confide.speech.corpora.settings import SpeakerSettings, find_folder
+from confide.speech.corpus import Corpus, Language, Progress, Skipped
+
+_AN4 = (
+    "http://www.speech.cs.cmu.edu/databases/an4 (as FLAC files, with tables train.tsv and test.tsv of the columns "
+    "utterance, speaker, path and text)"
+)
+
+
+class TsvSettings(SpeakerSettings):
+    """A tab-separated table with the columns speaker, path, text and, if you like, utterance."""
+
+    kind: Literal["tsv"] = "tsv"
+    file: LocalPath = Field(description="the table; its first line names the columns")
+    folder: LocalPath | None = Field(
+        None, description="what paths in the table are relative to; else the table's folder"
+    )
+    language: Language = Field("en", description="en, fr or de")
+
+    def read(self, progress: Progress | None = None) -> Corpus:
+        """One row per utterance; without the column utterance, the path is its name."""
+        file = self.file.expanduser()
+        root = self.folder.expanduser() if self.folder is not None else file.parent
+        listed = read_table(file, ("speaker", "path", "text"), _entry_below(root), filled=("speaker", "path"))
+        return make_corpus(file.stem, self.language, listed, self, progress)
+
+
+class An4Settings(SpeakerSettings):
+    """CMU AN4: spelled words, numbers and commands, about 100 words in all."""
+
+    kind: Literal["an4"] = "an4"
+    folder: LocalPath | None = Field(
+        None, description="the folder with train.tsv and test.tsv; else an4 in CONFIDE_DATA"
+    )
+    subset: Literal["train", "test"] = Field("train", description="train has 74 speakers, test 10 others")
+
+    def read(self, progress: Progress | None = None) -> Corpus:
+        """Read the table of the subset."""
+        folder = find_folder(self.folder, "an4", "AN4", _AN4)
+        columns = ("utterance", "speaker", "path", "text")
+        listed = read_table(folder / f"{self.subset}.tsv", columns, _entry_below(folder))
+        return make_corpus(f"AN4-{self.subset}", "en", listed, self, progress)
+
+
+def _entry_below(root: Path) -> Callable[[dict[str, str]], Entry]:
+    """What makes an entry of a row whose path is relative to `root`."""
+
+    def to_entry(row: dict[str, str]) -> Entry:
+        row = {column: value.strip() for column, value in row.items()}
+        return Entry(row.get("utterance") or row["path"], row["speaker"], (root / row["path"],), row["text"])
+
+    return to_entry
 
 
 def read_table(
