@@ -22,10 +22,9 @@ from confide.errors import UserError
 from confide.speech.corpora import read_corpus, shares
 from confide.speech.corpora.common_voice import CommonVoiceSettings
 from confide.speech.corpora.digits import AudioMnistSettings, FsddSettings
-from confide.speech.corpora.folder import FolderSettings
 from confide.speech.corpora.librispeech import LibriSpeechSettings
 from confide.speech.corpora.listing import decode_all
-from confide.speech.corpora.own import PythonCorpusSettings
+from confide.speech.corpora.own import FolderSettings, PythonCorpusSettings
 from confide.speech.corpora.tables import An4Settings, TsvSettings
 from confide.speech.corpus import SAMPLE_RATE, Corpus, Undecodable, count_by_reason, read_audio
 from confide.speech.grammar import DIGITS

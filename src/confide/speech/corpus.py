@@ -42,7 +42,7 @@ _MP3_FRAME = 1152
 
 
 class Undecodable(Exception):
-    """A file whose samples cannot be had: missing, damaged, cut short, empty, or no audio at all."""
+    """A file whose samples cannot be read: missing, damaged, cut short, empty, or no audio at all."""
 
 
 @dataclass(frozen=True)

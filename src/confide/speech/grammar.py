@@ -76,7 +76,7 @@ SLOTS: dict[Language, dict[str, tuple[str, ...]]] = {
 
 
 def make_sentence(language: Language, kind: Sentences, digits: tuple[int, int], draw: np.random.Generator) -> str:
-    """One sentence; `digits` gives the fewest and the most of a sentence of digits. "both" tosses a fair coin."""
+    """Draw a sentence. `digits` gives the fewest and the most of a sentence of digits; "both" tosses a fair coin."""
     # Only `random` is called: of numpy's methods it is the one least likely to change its numbers.
     if kind == "digits" or (kind == "both" and draw.random() < 0.5):
         count = digits[0] + int(draw.random() * (digits[1] - digits[0] + 1))
@@ -86,5 +86,5 @@ def make_sentence(language: Language, kind: Sentences, digits: tuple[int, int], 
 
 
 def choose(options: Sequence[T], draw: np.random.Generator) -> T:
-    """One of the options, each as likely."""
+    """Draw one of the options, each as likely."""
     return options[int(draw.random() * len(options))]

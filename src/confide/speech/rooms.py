@@ -35,7 +35,7 @@ def impulse_response(seconds: float, share: float, rate: int, draw: np.random.Ge
 def add_room_and_noise(
     voice: Samples, response: Samples, snr: float, tilt: float, level: float, rate: int, draw: np.random.Generator
 ) -> NDArray[np.int16]:
-    """The voice (n,) in a room with noise `snr` decibels below it, as 16-bit samples whose peak is `level`.
+    """Record a voice (n,) in a room with noise `snr` decibels below it, as 16-bit samples whose peak is `level`.
 
     Above 100 Hz the noise falls by 6 * tilt decibels per octave: 0 is white, 1 sounds like traffic.
     """

@@ -56,7 +56,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Transcribed:
-    """What was said, what was recognised and by whom, one entry per utterance; texts are normalised alike."""
+    """References, hypotheses and speakers, one of each per utterance; one token set normalises all texts."""
 
     references: list[str]
     hypotheses: list[str]

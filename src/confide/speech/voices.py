@@ -215,10 +215,8 @@ def _sweep(folder: Path, names: Iterable[str]) -> None:
 def _is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except PermissionError:  # it runs, for another user
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, PermissionError)  # it runs, for another user
     return True
 
 

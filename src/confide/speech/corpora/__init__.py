@@ -12,9 +12,8 @@ from pydantic import Field
 from confide.errors import require
 from confide.speech.corpora.common_voice import CommonVoiceSettings
 from confide.speech.corpora.digits import AudioMnistSettings, FsddSettings
-from confide.speech.corpora.folder import FolderSettings
 from confide.speech.corpora.librispeech import LibriSpeechSettings
-from confide.speech.corpora.own import PythonCorpusSettings
+from confide.speech.corpora.own import FolderSettings, PythonCorpusSettings
 from confide.speech.corpora.tables import An4Settings, TsvSettings
 from confide.speech.corpus import Corpus, Progress
 from confide.speech.voices import SyntheticSettings

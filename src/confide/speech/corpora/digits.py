@@ -22,9 +22,6 @@ from confide.speech.corpora.shares import hash_to_integer
 from confide.speech.corpus import Corpus, Progress, Skipped
 from confide.speech.grammar import DIGITS
 
-# AudioMNIST numbers its people 01 to 60.
-TEST_FROM = 49
-
 # digit_speaker_take.flac, or .wav as both were first published.
 _FILE = re.compile(r"\d_[^_]+_\d+\.(?:flac|wav)")
 _AUDIOMNIST = "https://github.com/soerenab/AudioMNIST (its folder data)"
@@ -61,7 +58,7 @@ class AudioMnistSettings(_DigitSettings):
     def read(self, progress: Progress | None = None) -> Corpus:
         """Join the takes of each speaker of the subset."""
         folder = find_folder(self.folder, "audiomnist", "AudioMNIST", _AUDIOMNIST)
-        asked = {"train": range(1, TEST_FROM), "test": range(TEST_FROM, 61), "all": range(1, 61)}[self.subset]
+        asked = {"train": range(1, 49), "test": range(49, 61), "all": range(1, 61)}[self.subset]
         everyone = (item for item in folder.iterdir() if item.is_dir() and item.name.isdecimal())
         files = (file for person in everyone if int(person.name) in asked for file in person.iterdir())
         name = "AudioMNIST" if self.subset == "all" else f"AudioMNIST-{self.subset}"

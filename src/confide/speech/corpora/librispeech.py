@@ -81,6 +81,6 @@ def _read(transcript: Path) -> Iterator[Entry | Skipped]:
 
 
 def _name(subset: str) -> str:
-    """Table 2's name where there is one."""
+    """The name that Table 2 gives a subset, or one like it."""
     short = {parts[0]: name for name, parts in UNIONS.items() if len(parts) == 1}
     return short.get(subset, subset if subset in UNIONS else f"LS-{subset}")

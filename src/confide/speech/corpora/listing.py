@@ -30,7 +30,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Entry:
-    """An utterance as a corpus lists it; without `seconds`, its files have not been looked at yet."""
+    """An utterance as a corpus lists it; where `seconds` is None, `make_corpus` reads the length from its files."""
 
     id: str
     speaker: str
@@ -40,12 +40,9 @@ class Entry:
 
 
 def make_corpus(
-    name: str,
-    language: Language,
-    listed: Iterable[Entry | Skipped],
-    settings: SpeakerSettings,
+    name: str, language: Language, listed: Iterable[Entry | Skipped], settings: SpeakerSettings,
     progress: Progress | None = None,
-) -> Corpus:
+) -> Corpus:  # fmt: skip
     """Take the share of the speakers, check each of its utterances, and order what is left.
 
     The share is taken of the speakers that are listed, before any file is opened, so that a damaged file does not

@@ -61,7 +61,7 @@ class An4Settings(SpeakerSettings):
 
 
 def _entry_below(root: Path) -> Callable[[dict[str, str]], Entry]:
-    """What makes an entry of a row whose path is relative to `root`."""
+    """A function that makes an entry of a row, whose path is relative to `root`."""
 
     def to_entry(row: dict[str, str]) -> Entry:
         row = {column: value.strip() for column, value in row.items()}
