@@ -126,7 +126,7 @@ def test_a_folder_that_is_called_like_a_name_on_the_hub_is_local(
 
 
 def test_a_sections_own_words_are_not_hidden_behind_the_limits_of_a_field() -> None:
-    from confide.speech.corpora import An4Settings
+    from confide.speech.corpora.tables import An4Settings
 
     value, problems = validate(TypeAdapter(An4Settings), {"share": 50}, "task.corpus")
     assert value is None

@@ -19,21 +19,15 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from confide.errors import UserError
-from confide.speech.corpora import (
-    An4Settings,
-    AudioMnistSettings,
-    CommonVoiceSettings,
-    FolderSettings,
-    FsddSettings,
-    LibriSpeechSettings,
-    PythonCorpusSettings,
-    TsvSettings,
-    read_corpus,
-    shares,
-)
-from confide.speech.corpora.digits import WORDS
-from confide.speech.corpora.listing import verified
-from confide.speech.corpus import SAMPLE_RATE, Corpus, Undecodable, counted, read_audio
+from confide.speech.corpora import read_corpus, shares
+from confide.speech.corpora.common_voice import CommonVoiceSettings
+from confide.speech.corpora.digits import AudioMnistSettings, FsddSettings
+from confide.speech.corpora.librispeech import LibriSpeechSettings
+from confide.speech.corpora.listing import decode_all
+from confide.speech.corpora.own import FolderSettings, PythonCorpusSettings
+from confide.speech.corpora.tables import An4Settings, TsvSettings
+from confide.speech.corpus import SAMPLE_RATE, Corpus, Undecodable, count_by_reason, read_audio
+from confide.speech.grammar import DIGITS
 
 DATA = Path(os.environ.get("CONFIDE_DATA") or Path(__file__).parents[2] / ".." / "shared" / "data")
 
@@ -68,7 +62,7 @@ names = st.sets(st.text(min_size=1, max_size=8), min_size=20, max_size=80)
 @settings(max_examples=40)
 @given(names, st.sampled_from([5, 10, 25, 40, 49]))
 def test_a_share_and_its_complement_are_disjoint_and_complete(speakers: set[str], percent: int) -> None:
-    small, large = shares.share(speakers, percent), shares.share(speakers, 100 - percent)
+    small, large = shares.choose_share(speakers, percent), shares.choose_share(speakers, 100 - percent)
     assert len(small) == len(speakers) * percent // 100
     assert not small & large
     assert small | large == speakers
@@ -84,13 +78,13 @@ def test_half_is_no_share_because_it_would_be_its_own_complement() -> None:
 def test_a_share_does_not_depend_on_the_order_of_the_listing(speakers: set[str], random: Any) -> None:
     order = sorted(speakers)
     random.shuffle(order)
-    assert shares.share(order, 10) == shares.share(sorted(speakers), 10)
+    assert shares.choose_share(order, 10) == shares.choose_share(sorted(speakers), 10)
 
 
 @settings(max_examples=40)
 @given(names)
 def test_smaller_shares_lie_inside_larger_ones(speakers: set[str]) -> None:
-    assert shares.share(speakers, 5) <= shares.share(speakers, 10)
+    assert shares.choose_share(speakers, 5) <= shares.choose_share(speakers, 10)
 
 
 @pytest.mark.parametrize(
@@ -101,19 +95,20 @@ def test_smaller_shares_lie_inside_larger_ones(speakers: set[str]) -> None:
     ],
 )  # fmt: skip
 def test_shares_have_as_many_speakers_as_table_2(speakers: int, percent: int, published: int) -> None:
-    assert len(shares.share(map(str, range(speakers)), percent)) == published
+    assert len(shares.choose_share(map(str, range(speakers)), percent)) == published
 
 
 def test_a_share_that_holds_nobody_is_an_error() -> None:
     with pytest.raises(UserError, match=r"5 % of 12 speakers is not one speaker"):
-        shares.share(map(str, range(12)), 5)
+        shares.choose_share(map(str, range(12)), 5)
 
 
 def test_shares_and_draws_are_the_same_under_every_hash_seed() -> None:
     program = (
         "from confide.speech.corpora import shares\n"
         "people = {f'client{n}' for n in range(200)}\n"
-        "print(sorted(shares.share(people, 10)), [shares.drawn(0, 'iid', p) for p in sorted(people)][:3])"
+        "bits = [shares.hash_to_integer(0, 'iid', p) for p in sorted(people)]\n"
+        "print(sorted(shares.choose_share(people, 10)), bits[:3])"
     )
     outputs = {
         subprocess.run(
@@ -157,7 +152,7 @@ def test_the_iid_control_draws_users_uniformly(people: Path) -> None:
     corpus = read_corpus(FolderSettings(folder=people))
     received: Counter[str] = Counter()
     for seed in range(100):
-        received.update({user: len(own) for user, own in shares.iid(corpus, seed).speakers.items()})
+        received.update({user: len(own) for user, own in shares.assign_at_random(corpus, seed).speakers.items()})
     # 4,800 draws over 12 users: 400 each with a deviation of 19.
     statistic = sum((received[name] - 400) ** 2 / 400 for name in corpus.speakers)
     assert statistic < 31.3  # chi-square with 11 degrees of freedom, 0.1 %
@@ -237,7 +232,7 @@ def test_what_breaks_off_in_the_middle_is_skipped_after_a_thorough_look(people: 
     with pytest.raises(Undecodable, match="truncated"):
         read_audio(next(u for u in listed.utterances() if u.id == "s03/broken"))
     steps: list[tuple[int, int]] = []
-    looked = verified(listed, lambda done, total: steps.append((done, total)))
+    looked = decode_all(listed, lambda done, total: steps.append((done, total)))
     assert reasons(looked) == {"s03/broken": "truncated"}
     assert len(looked.utterances()) == 48
     assert steps[-1] == (49, 49)
@@ -252,7 +247,7 @@ def test_a_corpus_without_a_usable_speaker_is_an_error_that_says_why(tmp_path: P
     (root / "a" / "x.txt").write_text("words")
     cut(root / "a" / "x.flac")
     with pytest.raises(UserError, match=r"no usable speaker.*truncated"):
-        verified(read_corpus(FolderSettings(folder=root)))
+        decode_all(read_corpus(FolderSettings(folder=root)))
     (tmp_path / "nothing").mkdir()
     for empty in (FolderSettings(folder=tmp_path / "nothing"), FolderSettings(folder=tmp_path / "nothing", share=5)):
         with pytest.raises(UserError, match="no usable speaker, it is empty"):
@@ -510,7 +505,7 @@ def test_joined_digits_use_every_take_once_and_say_its_word(tmp_path: Path) -> N
         assert 2 <= len(utterance.audio) <= 4
         assert utterance.seconds == pytest.approx(0.1 * len(utterance.audio))
         digits = [int(path.name[0]) for path in utterance.audio]
-        assert utterance.text == " ".join(WORDS[digit] for digit in digits)
+        assert utterance.text == " ".join(DIGITS["en"][digit] for digit in digits)
         assert {path.parent.name for path in utterance.audio} == {utterance.speaker}
         assert len(read_audio(utterance)) == 1_600 * len(digits)
 
@@ -580,7 +575,7 @@ def test_real_digits_are_read_whole() -> None:
     fsdd = read_corpus(FsddSettings(folder=real("fsdd")))
     assert len(fsdd.speakers) == 6
     assert sum(len(u.text.split()) for u in fsdd.utterances()) == 3_000
-    assert not counted((*test.skipped, *fsdd.skipped))
+    assert not count_by_reason((*test.skipped, *fsdd.skipped))
     utterance = fsdd.utterances()[0]
     assert len(read_audio(utterance)) == pytest.approx(utterance.seconds * SAMPLE_RATE, abs=4)
 

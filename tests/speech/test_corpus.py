@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 import soundfile
 
-from confide.speech.corpus import SAMPLE_RATE, Skipped, Undecodable, Utterance, counted, measured, read_audio, read_file
+from confide.speech.corpus import (
+    SAMPLE_RATE,
+    Skipped,
+    Undecodable,
+    Utterance,
+    count_by_reason,
+    file_seconds,
+    read_audio,
+    read_file,
+)
 
 
 def tone(seconds: float, rate: int, hertz: float = 440.0) -> Any:
@@ -40,7 +49,7 @@ def test_any_rate_and_format_becomes_the_same_tone_at_16_khz(tmp_path: Path, end
     assert len(samples) == pytest.approx(SAMPLE_RATE, abs=2)
     assert loudest(samples) == pytest.approx(440, abs=2)
     assert np.sqrt(np.mean(samples**2)) == pytest.approx(0.5 / np.sqrt(2), rel=0.05)
-    assert measured(path) == pytest.approx(1.0, abs=0.001)
+    assert file_seconds(path) == pytest.approx(1.0, abs=0.001)
 
 
 def test_stereo_becomes_the_mean_of_its_channels(tmp_path: Path) -> None:
@@ -93,7 +102,7 @@ def test_a_truncated_wav_file_is_found_by_its_header_alone(tmp_path: Path) -> No
     path = tmp_path / "cut.wav"
     soundfile.write(path, tone(1.0, SAMPLE_RATE), SAMPLE_RATE)
     path.write_bytes(path.read_bytes()[:20_000])
-    assert reason(path, measured) == "truncated: cut.wav holds 19,956 of the 32,000 bytes it promises"
+    assert reason(path, file_seconds) == "truncated: cut.wav holds 19,956 of the 32,000 bytes it promises"
 
 
 def test_a_wav_file_written_to_a_pipe_is_whole_although_its_header_has_no_size(tmp_path: Path) -> None:
@@ -102,7 +111,7 @@ def test_a_wav_file_written_to_a_pipe_is_whole_although_its_header_has_no_size(t
     content = bytearray(path.read_bytes())
     content[4:8] = content[40:44] = b"\xff\xff\xff\xff"
     path.write_bytes(content)
-    assert measured(path) == 1.0
+    assert file_seconds(path) == 1.0
     assert len(read_file(path)) == SAMPLE_RATE
 
 
@@ -113,7 +122,7 @@ def test_a_flac_file_that_does_not_say_its_length_is_refused_not_fatal(tmp_path:
     content[21] &= 0xF0
     content[22:26] = b"\0\0\0\0"
     path.write_bytes(content)
-    for read in (measured, read_file):
+    for read in (file_seconds, read_file):
         assert "does not say how many samples" in reason(path, read)
 
 
@@ -122,7 +131,7 @@ def test_no_bytes_no_samples_and_no_audio_are_told_apart(tmp_path: Path, ending:
     empty, text = tmp_path / f"empty.{ending}", tmp_path / f"text.{ending}"
     empty.touch()
     text.write_text("this is not audio\n" * 100)
-    for read in (measured, read_file):
+    for read in (file_seconds, read_file):
         assert reason(empty, read) == "no samples: the file has no bytes"
         assert reason(text, read).startswith("undecodable: no audio of a known format")
         assert reason(tmp_path / f"absent.{ending}", read) == "missing: there is no such file"
@@ -132,7 +141,7 @@ def test_no_bytes_no_samples_and_no_audio_are_told_apart(tmp_path: Path, ending:
 def test_a_header_without_samples_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "header.wav"
     soundfile.write(path, np.zeros(0), SAMPLE_RATE)
-    assert reason(path, measured).startswith("no samples: the file holds a header")
+    assert reason(path, file_seconds).startswith("no samples: the file holds a header")
 
 
 def test_less_than_one_sample_at_16_khz_is_refused_when_read(tmp_path: Path) -> None:
@@ -153,7 +162,7 @@ def test_a_file_without_permission_says_so(tmp_path: Path) -> None:
     path = tmp_path / "locked.wav"
     soundfile.write(path, tone(0.1, SAMPLE_RATE), SAMPLE_RATE)
     path.chmod(0)
-    assert "permission" in reason(path, measured)
+    assert "permission" in reason(path, file_seconds)
 
 
 def test_silence_is_audio(tmp_path: Path) -> None:
@@ -163,4 +172,4 @@ def test_silence_is_audio(tmp_path: Path) -> None:
 
 def test_reasons_are_counted_by_what_stands_before_the_colon() -> None:
     skipped = [Skipped("a", "empty text"), Skipped("b", "truncated: 3 of 4"), Skipped("c", "truncated: 1 of 9")]
-    assert counted(skipped) == {"truncated": 2, "empty text": 1}
+    assert count_by_reason(skipped) == {"truncated": 2, "empty text": 1}

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from confide.speech.decode import TimedTokens, Word, greedy, greedy_timed, greedy_words, merge_repeats, words
+from confide.speech.decode import Run, Word, greedy, greedy_words, merge_repeats
 
 paths = st.integers(0, 12).flatmap(
     lambda frames: st.lists(
@@ -33,7 +33,7 @@ def test_vectorised_decoding_equals_the_definition(batch: list[tuple[list[int], 
     for heard, (path, length) in zip(got, batch, strict=True):
         runs = [(token, [i for i, _ in run]) for token, run in groupby(enumerate(path[:length]), key=lambda x: x[1])]
         runs = [(token, frames) for token, frames in runs if token != blank]
-        assert heard == TimedTokens([t for t, _ in runs], [f[0] for _, f in runs], [f[-1] for _, f in runs])
+        assert heard == [Run(token, frames[0], frames[-1]) for token, frames in runs]
 
 
 def test_a_blank_separates_a_doubled_letter() -> None:
@@ -47,14 +47,14 @@ def test_padding_says_nothing() -> None:
 
 
 def test_tokens_know_their_frames() -> None:
-    (heard,) = greedy_timed(logits_of([0, 2, 2, 0, 2, 3])[None], torch.tensor([6]))
-    assert heard == TimedTokens([2, 2, 3], [1, 4, 5], [2, 4, 5])
+    (heard,) = merge_repeats(np.array([[0, 2, 2, 0, 2, 3]]), np.array([6]))
+    assert heard == [Run(2, 1, 2), Run(2, 4, 4), Run(3, 5, 5)]
 
 
 def test_words_lie_between_boundaries_and_runs_of_boundaries_make_no_word() -> None:
-    heard = TimedTokens([1, 2, 3, 1, 1, 3], [0, 1, 3, 4, 6, 7], [0, 2, 3, 5, 6, 9])
-    assert words(heard, letters, boundary=1) == [Word("ab", 1, 3), Word("b", 7, 9)]
-    assert words(TimedTokens([1, 1], [0, 2], [0, 2]), letters, boundary=1) == []
+    heard = logits_of([1, 2, 2, 3, 1, 1, 0, 1, 3, 3, 3]).numpy()
+    assert greedy_words(heard, letters, boundary=1) == [Word("ab", 1, 3), Word("b", 8, 10)]
+    assert greedy_words(logits_of([1, 0, 1]).numpy(), letters, boundary=1) == []
 
 
 def test_words_of_one_utterance_from_numpy() -> None:

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from confide.speech.features import PRESETS, FeatureSettings, frame_count, log_mel
+from confide.speech.features import FeatureSettings, frame_count, log_mel
 
-PAPER = PRESETS["pfl-asr"]
+PAPER = FeatureSettings()
 RAW = PAPER.model_copy(update={"normalise": False})
 DATA = Path(os.environ.get("CONFIDE_DATA", Path(__file__).parents[2] / ".." / "shared" / "data"))
 

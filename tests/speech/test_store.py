@@ -52,8 +52,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return _corpus(tmp_path_factory.mktemp("audio"))
 
 
-def _open(corpus: Corpus, folder: Path, workers: int = 1) -> FeatureStore:
-    return open_store(corpus, ENGLISH, PAPER, folder, workers=workers, quiet=True)
+def _open(corpus: Corpus, folder: Path) -> FeatureStore:
+    return open_store(corpus, ENGLISH, PAPER, folder, quiet=True)
 
 
 @pytest.fixture
@@ -141,9 +141,9 @@ def test_a_speaker_is_shared_by_corpora(
     assert _open(one, tmp_path).speakers == ["speaker-1"]
 
 
-def test_workers_change_nothing(corpus: Corpus, tmp_path: Path) -> None:
+def test_the_same_corpus_gives_the_same_bytes_and_leaves_no_temporary_file(corpus: Corpus, tmp_path: Path) -> None:
     _open(corpus, tmp_path / "one")
-    _open(corpus, tmp_path / "two", workers=2)
+    _open(corpus, tmp_path / "two")
     one, two = (sorted(p for p in (tmp_path / n).rglob("*") if p.is_file()) for n in ("one", "two"))
     assert [p.relative_to(tmp_path / "one") for p in one] == [p.relative_to(tmp_path / "two") for p in two]
     assert [p.read_bytes() for p in one] == [p.read_bytes() for p in two]

@@ -28,7 +28,7 @@ from confide.report.page import write_report
 from confide.runs import folder
 from confide.runs.evaluation import evaluate
 from confide.runs.simulation import simulate
-from confide.speech.corpus import counted
+from confide.speech.corpus import count_by_reason
 from confide.speech.settings import SpeechSettings
 from confide.speech.task import Speech
 
@@ -150,27 +150,22 @@ def test_pooled_users_hold_every_utterance_exactly_once(place: Path) -> None:
     plain = speech(place)
     for users in (1, 5, 12):
         pooled = speech(place, pool=users)
-        assert pooled.pool is not None
-        held = [pair for user in pooled.pool for pair in zip(user.owners, user.places, strict=True)]
-        everything = [(owner, i) for owner, count in enumerate(plain.examples) for i in range(count)]
+        held = np.concatenate(pooled.held).tolist()
+        everything = [[owner, i] for owner, count in enumerate(plain.examples) for i in range(count)]
         assert sorted(held) == everything
         assert len(pooled.examples) == users
         assert max(pooled.examples) - min(pooled.examples) <= 1
         total = sum(float(pooled.seconds(user).sum()) for user in range(users))
         assert total == pytest.approx(sum(float(plain.seconds(user).sum()) for user in range(4)))
-    assert not np.array_equal(
-        speech(place, seed=1, pool=1).pool[0].owners,  # type: ignore[index]
-        speech(place, pool=1).pool[0].owners,  # type: ignore[index]
-    )
+    assert not np.array_equal(speech(place, seed=1, pool=1).held[0], speech(place, pool=1).held[0])
 
 
 def test_a_pooled_batch_is_made_of_its_owners_utterances(place: Path) -> None:
     plain, pooled = speech(place, augment=None), speech(place, augment=None, pool=2)
-    assert pooled.pool is not None
     chosen = np.array([4, 0, 2])
     features, lengths, targets, sizes, _ = pooled.batch(1, chosen, generator(0, "draw"))
     for row, which in enumerate(chosen):
-        owner, where = int(pooled.pool[1].owners[which]), int(pooled.pool[1].places[which])
+        owner, where = pooled.held[1][which].tolist()
         (wanted,) = plain.store.features(owner, [where])
         assert np.array_equal(features[row, : lengths[row]].numpy(), wanted)
         assert not features[row, lengths[row] :].any()
@@ -398,7 +393,7 @@ def test_bad_recordings_are_counted_and_named_and_the_rest_is_trained_on(place: 
         "eve/story": "undecodable",
         "eve/cut": "truncated",
     }
-    assert sum(counted(task.skipped).values()) == 6
+    assert sum(count_by_reason(task.skipped).values()) == 6
     ann = dict(zip((u.id for u in task.store.utterances(0)), task.store.texts(0), strict=True))
     assert ann["ann/strange"] == "ca coute eur aeo privet"
     given = document(place, corpus=own, test=own)

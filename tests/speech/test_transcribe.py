@@ -12,21 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from confide.errors import UserError
+from confide.speech.corpus import SAMPLE_RATE as RATE
 from confide.speech.decode import Word, greedy_words
-from confide.speech.transcribe import RATE, Segment, Transcript, as_json, as_srt, as_text, transcribe, windows
+from confide.speech.transcribe import Segment, Transcript, as_json, as_srt, as_text, transcribe, windows
 
 TONES = {400.0: "low", 1200.0: "high"}
 NAMES = ["<blank>", "|", *"abcdefghijklmnopqrstuvwxyz"]
 
 
-def frames_of(samples: np.ndarray) -> np.ndarray:
-    """Frames of 10 ms as they are."""  # (frames, 160)
-    return samples[: len(samples) // 160 * 160].reshape(-1, 160)
-
-
-def tone_logits(frames: np.ndarray) -> np.ndarray:
+def tone_logits(samples: np.ndarray) -> np.ndarray:
     """A recogniser of two tones: spells a tone's name over the 30 ms frames in which it sounds."""
-    pieces = frames[: len(frames) // 3 * 3].reshape(-1, 480)
+    pieces = samples[: len(samples) // 480 * 480].reshape(-1, 480)
     spectrum = np.abs(np.fft.rfft(pieces, axis=1))
     path = np.zeros(len(pieces), dtype=np.int64)
     loud = np.abs(pieces).max(axis=1) > 0.1
@@ -42,8 +38,8 @@ def tone_logits(frames: np.ndarray) -> np.ndarray:
     return np.eye(len(NAMES), dtype=np.float32)[path]
 
 
-def heard(logits: np.ndarray) -> list[Word]:
-    return greedy_words(logits, lambda ids: "".join(NAMES[i] for i in ids), boundary=1)
+def heard(samples: np.ndarray) -> list[Word]:
+    return greedy_words(tone_logits(samples), lambda ids: "".join(NAMES[i] for i in ids), boundary=1)
 
 
 def recording(seconds: float, tones: list[tuple[float, float]]) -> np.ndarray:
@@ -57,7 +53,7 @@ def recording(seconds: float, tones: list[tuple[float, float]]) -> np.ndarray:
 
 def test_a_long_recording_keeps_every_word_and_its_time() -> None:
     tones = [(0.7 + 0.75 * i, 400.0 if i % 3 else 1200.0) for i in range(100)]  # pauses of a quarter of a second
-    got = transcribe(recording(77, tones), frames_of, tone_logits, heard, longest=10.0, pause=0.1)
+    got = transcribe(recording(77, tones), heard, 0.03, longest=10.0, pause=0.1)
     assert [s.text for s in got.segments] == [TONES[hertz] for _, hertz in tones]
     for segment, (start, _) in zip(got.segments, tones, strict=True):
         assert segment.start == pytest.approx(start, abs=0.06)
@@ -83,33 +79,33 @@ def test_windows_cover_every_sample_once(size: int, longest: float) -> None:
 
 def test_a_pause_or_a_full_line_starts_a_segment() -> None:
     samples = recording(12, [(1.0, 400.0), (1.7, 1200.0), (5.0, 400.0)])
-    assert [s.text for s in transcribe(samples, frames_of, tone_logits, heard).segments] == ["low high", "low"]
-    short = transcribe(samples, frames_of, tone_logits, heard, line=5)
+    assert [s.text for s in transcribe(samples, heard, 0.03).segments] == ["low high", "low"]
+    short = transcribe(samples, heard, 0.03, line=5)
     assert [s.text for s in short.segments] == ["low", "high", "low"]
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, 400])
 def test_nothing_in_nothing_out(size: int) -> None:
-    got = transcribe(np.ones(size, dtype=np.float32), frames_of, tone_logits, lambda _: [])
+    got = transcribe(np.ones(size, dtype=np.float32), lambda _: [], 0.03)
     assert got == Transcript(size / RATE, ())
     assert as_text(got) == as_srt(got) == ""
     assert json.loads(as_json(got)) == {"text": "", "seconds": round(size / RATE, 3), "segments": []}
 
 
 def test_silence_never_reaches_the_model() -> None:
-    def never(_: np.ndarray) -> np.ndarray:
+    def never(_: np.ndarray) -> list[Word]:
         raise AssertionError
 
-    assert transcribe(np.zeros(40 * RATE, dtype=np.float32), never, never, heard).segments == ()
+    assert transcribe(np.zeros(40 * RATE, dtype=np.float32), never, 0.03).segments == ()
 
 
 def test_stereo_and_damaged_samples_are_errors() -> None:
     with pytest.raises(UserError, match="one channel"):
-        transcribe(np.zeros((2, 100)), frames_of, tone_logits, heard)
+        transcribe(np.zeros((2, 100)), heard, 0.03)
     with pytest.raises(UserError, match="not numbers"):
-        transcribe(np.array([0.0, np.nan]), frames_of, tone_logits, heard)
+        transcribe(np.array([0.0, np.nan]), heard, 0.03)
     with pytest.raises(UserError, match="at least 1 s"):
-        transcribe(np.zeros(100), frames_of, tone_logits, heard, longest=0.0)
+        transcribe(np.zeros(100), heard, 0.03, longest=0.0)
 
 
 def test_subtitles_have_the_format_of_subrip() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,10 +18,10 @@ from confide.randomness import generator
 from confide.speech import voices
 from confide.speech.corpus import Language, read_audio
 from confide.speech.espeak import Job, Voice
-from confide.speech.grammar import DIGITS, sentence, vocabulary
-from confide.speech.rooms import impulse_response, recorded
+from confide.speech.grammar import DIGITS, SLOTS, TEMPLATES, Sentences, make_sentence
+from confide.speech.rooms import add_room_and_noise, impulse_response
 from confide.speech.tokens import Tokens
-from confide.speech.voices import SyntheticSettings, pairs, synthetic_corpus, texts, voice
+from confide.speech.voices import SyntheticSettings, draw_texts, draw_voice, pairs, synthetic_corpus
 
 PLAIN = Voice("en-us", "m1", 50, 50, 170, 40.0, 0.0, 0.0, 0.0, 0.5)
 
@@ -35,8 +35,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> SyntheticSettings:
     return settings
 
 
-def _bytes(settings: SyntheticSettings, **options: Any) -> dict[str, bytes]:
-    corpus = synthetic_corpus(settings, quiet=True, **options)
+def _bytes(settings: SyntheticSettings) -> dict[str, bytes]:
+    corpus = synthetic_corpus(settings, quiet=True)
     return {utterance.id: utterance.audio[0].read_bytes() for utterance in corpus.utterances()}
 
 
@@ -47,11 +47,20 @@ def _speaker_folder(settings: SyntheticSettings, number: int) -> Path:
 # Grammar
 
 
+def vocabulary(language: Language, kind: Sentences) -> set[str]:
+    """Every word that a sentence may hold."""
+    words = set(DIGITS[language]) if kind != "commands" else set()
+    if kind != "digits":
+        for phrase in (*TEMPLATES[language], *(option for slot in SLOTS[language].values() for option in slot)):
+            words.update(word for word in phrase.split() if not word.startswith("{"))
+    return words
+
+
 @pytest.mark.parametrize("language", get_args(Language))
 def test_sentences_are_words_that_the_tokens_spell(language: Language) -> None:
     tokens, words = Tokens(language), vocabulary(language, "both")
     draw = generator(0, "test")
-    said = [sentence(language, "both", (1, 5), draw) for _ in range(600)]
+    said = [make_sentence(language, "both", (1, 5), draw) for _ in range(600)]
     assert all(tokens.normalise(text) == text for text in said)
     assert set(" ".join(said).split()) == words
     assert len(set(said)) > 300
@@ -59,7 +68,7 @@ def test_sentences_are_words_that_the_tokens_spell(language: Language) -> None:
 
 def test_digits_are_spelt_out_and_as_many_as_asked_for() -> None:
     draw = generator(0, "test")
-    counts = {len(sentence("en", "digits", (2, 4), draw).split()) for _ in range(200)}
+    counts = {len(make_sentence("en", "digits", (2, 4), draw).split()) for _ in range(200)}
     assert counts == {2, 3, 4}
     assert vocabulary("en", "digits") == set(DIGITS["en"])
     assert "seven" in vocabulary("en", "commands")
@@ -99,13 +108,13 @@ def test_english_users_have_other_accents_than_the_seed() -> None:
 
 def test_thousands_of_speakers_differ() -> None:
     settings = SyntheticSettings(population="federated", speakers=3000)
-    assert len({voice(settings, number) for number in range(3000)}) == 3000
-    assert len({texts(settings, number) for number in range(200)}) == 200
+    assert len({draw_voice(settings, number) for number in range(3000)}) == 3000
+    assert len({draw_texts(settings, number) for number in range(200)}) == 200
 
 
 def test_another_seed_gives_other_speakers() -> None:
-    assert voice(SyntheticSettings(seed=1), 0) != voice(SyntheticSettings(seed=0), 0)
-    assert texts(SyntheticSettings(seed=1), 0) != texts(SyntheticSettings(seed=0), 0)
+    assert draw_voice(SyntheticSettings(seed=1), 0) != draw_voice(SyntheticSettings(seed=0), 0)
+    assert draw_texts(SyntheticSettings(seed=1), 0) != draw_texts(SyntheticSettings(seed=0), 0)
 
 
 # Recordings
@@ -116,7 +125,7 @@ def test_utterances_are_16_bit_flac_at_16_khz_with_their_text(made: SyntheticSet
     assert (corpus.name, corpus.language, corpus.skipped) == ("synthetic-federated", "en", [])
     assert list(corpus.speakers) == [f"en-federated-{number:05d}" for number in range(4)]
     for number, (name, own) in enumerate(corpus.speakers.items()):
-        assert [utterance.text for utterance in own] == list(texts(made, number))
+        assert [utterance.text for utterance in own] == list(draw_texts(made, number))
         for utterance in own:
             assert utterance.speaker == name
             info = soundfile.info(utterance.audio[0])
@@ -126,12 +135,12 @@ def test_utterances_are_16_bit_flac_at_16_khz_with_their_text(made: SyntheticSet
             assert 0.05 < np.abs(read_audio(utterance)).max() < 0.95
 
 
-def test_bytes_do_not_depend_on_workers_order_or_number_of_speakers(made: SyntheticSettings, tmp_path: Path) -> None:
+def test_bytes_do_not_depend_on_order_or_number_of_speakers(made: SyntheticSettings, tmp_path: Path) -> None:
     first = _bytes(made)
     settings = made.model_copy(update={"cache": tmp_path, "speakers": 2})
     fewer = _bytes(settings)
     assert fewer == {key: first[key] for key in fewer}
-    assert _bytes(settings.model_copy(update={"speakers": 4}), workers=2) == first
+    assert _bytes(settings.model_copy(update={"speakers": 4})) == first
 
 
 def test_a_cache_is_used_again_without_a_voice(made: SyntheticSettings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,11 +183,11 @@ def test_a_stopped_making_goes_on_where_it_was(
     settings = made.model_copy(update={"cache": tmp_path})
     original = voices._speak_all
 
-    def stopping(jobs: Iterator[Job], workers: int, advance: Callable[[str], None]) -> None:
+    def stopping(jobs: Iterable[Job], advance: Callable[[str], None]) -> None:
         def stop(note: str) -> None:
             raise KeyboardInterrupt
 
-        original(jobs, workers, stop)
+        original(jobs, stop)
 
     with monkeypatch.context() as patch:
         patch.setattr(voices, "_speak_all", stopping)
@@ -207,7 +216,7 @@ def test_a_voice_that_does_not_exist_is_an_error_and_not_the_plain_voice(field: 
     wrong = Voice(**{**PLAIN.__dict__, field: name})
     job = Job("someone", str(tmp_path / "someone"), wrong, ("one",), 0, "test", 0)
     with pytest.raises(UserError, match=f"(?s)someone could not be made.*no (voice )?{field} '{name}'"):
-        voices._speak_all(iter([job]), 1, lambda _: None)
+        voices._speak_all([job], lambda _: None)
     assert not (tmp_path / "someone").exists()
 
 
@@ -216,7 +225,7 @@ def test_variants_sound_different_and_repeat_themselves(tmp_path: Path) -> None:
     for number, variant in enumerate(["m1", "klatt2", "f3", "m1"]):
         changed = Voice(**{**PLAIN.__dict__, "variant": variant})
         jobs.append(Job(f"{number}", str(tmp_path / f"{number}"), changed, ("one",), 0, "test", 0))
-    voices._speak_all(iter(jobs), 1, lambda _: None)
+    voices._speak_all(jobs, lambda _: None)
     heard = [(tmp_path / f"{number}" / "0000.flac").read_bytes() for number in range(4)]
     assert heard[0] == heard[3]
     assert len(set(heard)) == 3
@@ -230,7 +239,7 @@ def test_variants_sound_different_and_repeat_themselves(tmp_path: Path) -> None:
 def test_noise_is_as_loud_as_asked_for(snr: float, tilt: float) -> None:
     tone = np.sin(np.arange(32_000) * 0.2).astype(np.float32)
     alone = impulse_response(0.0, 0.0, 16_000, generator(0, "room"))
-    noisy = recorded(tone, alone, snr, tilt, 0.9, 16_000, generator(0, "noise")).astype(np.float64)
+    noisy = add_room_and_noise(tone, alone, snr, tilt, 0.9, 16_000, generator(0, "noise")).astype(np.float64)
     share = noisy @ tone / (tone @ tone)
     noise = noisy - share * tone
     measured = 10 * np.log10(np.square(share * tone).sum() / np.square(noise).sum())
@@ -250,7 +259,9 @@ def test_a_room_decays_by_60_decibels_within_its_time() -> None:
 
 def test_a_silent_voice_stays_finite() -> None:
     silence = np.zeros(1600, dtype=np.float32)
-    assert np.isfinite(recorded(silence, np.ones(1, np.float32), 20.0, 0.5, 0.5, 16_000, generator(0, "n"))).all()
+    assert np.isfinite(
+        add_room_and_noise(silence, np.ones(1, np.float32), 20.0, 0.5, 0.5, 16_000, generator(0, "n"))
+    ).all()
 
 
 # Mistakes

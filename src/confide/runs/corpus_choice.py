@@ -50,7 +50,7 @@ def read_with_bar(settings: CorpusSettings, thorough: bool = False) -> Corpus:
     from rich.console import Console
     from rich.progress import Progress
 
-    from confide.speech.corpora.listing import verified
+    from confide.speech.corpora.listing import decode_all
 
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -63,5 +63,5 @@ def read_with_bar(settings: CorpusSettings, thorough: bool = False) -> Corpus:
         corpus = read_corpus(settings, advance)
         if thorough:
             bar.update(task, description="audio", completed=0)
-            corpus = verified(corpus, advance)
+            corpus = decode_all(corpus, advance)
     return corpus

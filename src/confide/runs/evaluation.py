@@ -24,7 +24,7 @@ from confide.runs.library import Library, names_recipe, open_library
 from confide.runs.parameters import load_parameters_of
 from confide.runs.recogniser import language_of, load_recogniser, speech_of
 from confide.speech.corpora import CorpusSettings
-from confide.speech.corpus import Corpus, Skipped, counted
+from confide.speech.corpus import Corpus, Skipped, count_by_reason
 from confide.speech.recogniser import Recogniser
 from confide.speech.scores import Rate, Scores
 from confide.speech.settings import SpeechSettings
@@ -44,7 +44,7 @@ class SpeechEvaluation:
 
     @property
     def skipped_by_reason(self) -> dict[str, int]:
-        return counted(self.skipped)
+        return count_by_reason(self.skipped)
 
     def to_json(self) -> dict[str, Any]:
         """Error rates in percent, as a run's metrics have them."""

@@ -1,12 +1,10 @@
 """CTC beam search over a word list with an n-gram language model (an option; the paper decodes greedily).
 
-The search is flashlight-text's lexicon decoder, which grew out of wav2letter's. Chosen because its wheel holds the
-decoder in C++ and KenLM itself, so that nothing has to be compiled; pyctcdecode searches in Python and needs numpy
-below 2 and a KenLM built from source.
+The search is flashlight-text's lexicon decoder. Its wheel holds the decoder in C++ and KenLM itself, so that nobody has
+to compile anything; pyctcdecode searches in Python and needs numpy below 2 and a KenLM built from source.
 
-Every word that can be heard has to be in the word list. That is the list of the model's own 1-grams, or a text file
-with a word per line, which a binary KenLM file needs. Words are spelt in lower case; one that the token set cannot
-spell is left out and counted.
+The search finds only words of its word list: the model's own 1-grams, or a text file with a word per line, which a
+binary KenLM file needs. Words are spelt in lower case; one that the token set cannot spell is left out and counted.
 """
 
 from __future__ import annotations
@@ -17,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from pydantic import Field
 
 from confide.errors import UserError
 from confide.settings import LocalPath, Section
-from confide.speech.decode import Word, merge_repeats, split_at
+from confide.speech.decode import Word, merge_repeats, split_words
 
 _MARKS = {"<s>", "</s>", "<unk>", "<UNK>"}
-# Log-probability of a token in the frame that is put behind the last: the boundary and the blank are free there.
+# Log-probability of any token but boundary and blank in the frame that `words` appends.
 _IMPOSSIBLE = -1e4
 
 
@@ -41,10 +40,8 @@ class BeamSettings(Section):
 
 
 class BeamSearch:
-    """A decoder that is made once and used for many utterances.
-
-    `names` are the token names in the order of the logits; a word is spelt with the one-character ones.
-    """
+    """A decoder for many utterances. `names` are the tokens in the order of the logits; a word is spelt with the
+    one-character ones."""
 
     def __init__(self, settings: BeamSettings, names: Sequence[str], blank: int = 0, boundary: int = 1) -> None:
         decoder, kenlm, dictionary = _library()
@@ -83,35 +80,32 @@ class BeamSearch:
         self._keep_alive = (trie, model, entries)
 
     def words(self, logits: np.ndarray) -> list[Word]:
-        """The best words of one utterance and where they were heard."""  # logits (frames, tokens)
+        """The best words of one utterance with their frames."""  # logits (frames, tokens)
         if logits.ndim != 2 or logits.shape[1] != self.tokens:
             raise UserError(f"logits have shape {logits.shape}; expected (frames, {self.tokens})")
         frames = len(logits)
         if frames == 0:
             return []
-        shifted = logits - logits.max(axis=1, keepdims=True)
         emissions = np.full((frames + 1, self.tokens), _IMPOSSIBLE, dtype=np.float32)
-        emissions[:frames] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        emissions[:frames] = torch.log_softmax(torch.from_numpy(logits), dim=1)
         emissions[frames, [self._blank, self._boundary]] = 0.0  # lets the last word end with the utterance
         results = self._decoder.decode(emissions.ctypes.data, frames + 1, self.tokens)
         if not results:
             return []
         # The path has a step before the first frame and one after the last.
         path = np.asarray(results[0].tokens[1 : frames + 2])[None]
-        (timed,) = merge_repeats(path, np.array([path.shape[1]]), self._blank)
+        (runs,) = merge_repeats(path, np.array([path.shape[1]]), self._blank)
         chosen = [self._words[index] for index in results[0].words if 0 <= index < len(self._words)]
-        spans = split_at(self._boundary, timed.tokens)
-        return [
-            Word(text, timed.first[a], min(timed.last[b - 1], frames - 1))
-            for text, (a, b) in zip(chosen, spans, strict=False)
-        ]  # the utterance may end inside a word, which then has a span but is none
+        # The utterance may end inside a word, which then has runs but no text.
+        spelt = zip(chosen, split_words(runs, self._boundary), strict=False)
+        return [Word(text, own[0].first, min(own[-1].last, frames - 1)) for text, own in spelt]
 
     def text(self, logits: np.ndarray) -> str:
         return " ".join(word.text for word in self.words(logits))
 
 
 def _words(settings: BeamSettings) -> list[str]:
-    """The words that can be heard, each once, in the file's order."""
+    """The word list, without repeats, in the file's order."""
     for path in (settings.language_model, settings.words):
         if path is not None and not path.is_file():
             raise UserError(f"there is no file {path}; give the path of an n-gram model, and of its word list")
@@ -148,12 +142,11 @@ def _one_grams(path: Path) -> Iterator[str]:
     )
 
 
-def _library() -> tuple[Any, Any, Any]:
+def _library() -> list[Any]:
+    """flashlight-text's modules: decoder, KenLM and dictionary."""
     try:
-        names = ("decoder", "decoder.kenlm", "dictionary")
-        decoder, kenlm, dictionary = (import_module(f"flashlight.lib.text.{name}") for name in names)
+        return [import_module(f"flashlight.lib.text.{name}") for name in ("decoder", "decoder.kenlm", "dictionary")]
     except ImportError as error:
         raise UserError(
             "beam search needs flashlight-text, which is not installed: pip install 'confide[beam]', or decode greedily"
         ) from error
-    return decoder, kenlm, dictionary

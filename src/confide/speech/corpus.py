@@ -1,12 +1,11 @@
-"""What a speech corpus is: speakers with utterances, and how their audio is read.
+"""A speech corpus (speakers with utterances), and how its audio is read.
 
-Serves PFL-ASR, section 4 and appendix F: a user is a speaker, and all audio is brought to 16 kHz. A file that is
-damaged is never fatal. What its header gives away is found when a corpus is listed (`measured`); the rest, such as
-a FLAC file that breaks off, when its samples are read: `read_audio` then raises `Undecodable`, for the caller to
-count, name and skip.
+Serves PFL-ASR, section 4 and appendix F: a user is a speaker, and all audio is brought to 16 kHz. A damaged file never
+ends a run. `file_seconds` finds what the header gives away when a corpus is listed; `read_audio` finds the rest, such
+as a FLAC file that breaks off. Both raise `Undecodable`, for the caller to count, name and skip.
 
-A cut file is recognised by a header that promises more samples than there are. An MP3 file without a Xing or Info
-header promises nothing: its end may be missing without a trace.
+The header of a cut file promises more samples than there are. An MP3 file without a Xing or Info header promises
+nothing, so nobody can tell whether its end is missing.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ Progress = Callable[[int, int], None]
 
 SAMPLE_RATE = 16_000
 
-# What libsndfile counts in a FLAC file whose writer could not go back to say how much it wrote. It cannot read one.
+# A number of frames from here on means that a FLAC file's header does not tell it. libsndfile cannot read such a file.
 _UNKNOWN = 2**62
-# The same in a WAV file: from here on the size of its data is a placeholder.
+# From here on the size of a WAV file's data is a placeholder.
 _PLACEHOLDER = 0x7FFF0000
 _DATA = re.compile(r"^data : (\d+) \(should be (\d+)\)", re.MULTILINE)
 
@@ -43,7 +42,7 @@ _MP3_FRAME = 1152
 
 
 class Undecodable(Exception):
-    """A file whose samples cannot be had: missing, damaged, cut short, empty, or no audio at all."""
+    """A file whose samples cannot be read: missing, damaged, cut short, empty, or no audio at all."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Utterance:
 
 @dataclass(frozen=True)
 class Skipped:
-    """What was left out and why; what differs within a kind of reason stands after its colon."""
+    """What was left out and why: the kind of reason, then a colon and the details."""
 
     id: str
     reason: str
@@ -82,26 +81,32 @@ class Corpus:
         return [utterance for own in self.speakers.values() for utterance in own]
 
 
-def counted(skipped: Iterable[Skipped]) -> dict[str, int]:
+def count_by_reason(skipped: Iterable[Skipped]) -> dict[str, int]:
     """How many were left out for each kind of reason, the most frequent first."""
     return dict(Counter(item.kind for item in skipped).most_common())
 
 
-def measured(path: Path) -> float:
+def file_seconds(path: Path) -> float:
     """The length of a file in seconds, from its header alone."""
-    with _opened(path) as file:
+    with _open(path) as file:
         return float(file.frames / file.samplerate)
 
 
 def read_file(path: Path) -> Samples:
     """The samples of one file, float32, mono, at 16 kHz: channels are averaged, other rates resampled by soxr."""
     import numpy as np
+    import soundfile
     import soxr
 
-    with _opened(path) as file:
+    with _open(path) as file:
         rate, promised = file.samplerate, file.frames
         slack = _MP3_FRAME if file.format == "MP3" else 0
-        channels = _read(file, path)  # (samples, channels)
+        try:
+            channels = file.read(dtype="float32", always_2d=True)  # (samples, channels)
+        except (soundfile.SoundFileError, OSError) as error:
+            words = error.error_string if isinstance(error, soundfile.LibsndfileError) else str(error)
+            cause = words.removeprefix("Error : ").strip().rstrip(".")
+            raise Undecodable(f"truncated: {path.name} opens but does not decode ({cause})") from None
     if len(channels) + slack < promised:
         raise Undecodable(f"truncated: {path.name} holds {len(channels):,} of the {promised:,} samples it promises")
     if not np.isfinite(channels).all():
@@ -123,14 +128,14 @@ def read_audio(utterance: Utterance) -> Samples:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """An open sound file that has samples, and as many as its header promises as far as the header can tell."""
+def _open(path: Path) -> Iterator[Any]:
+    """Open a sound file, and refuse one that has no samples or, as far as its header can tell, lacks some."""
     import soundfile
 
     try:
         file = soundfile.SoundFile(str(path))
     except (soundfile.SoundFileError, OSError):
-        raise _refused(path) from None
+        raise Undecodable(_why_not_open(path)) from None
     with file:
         if file.frames == 0:
             raise Undecodable("no samples: the file holds a header and nothing else")
@@ -145,30 +150,14 @@ def _opened(path: Path) -> Iterator[Any]:
         yield file
 
 
-def _read(file: Any, path: Path) -> Samples:
-    """All samples (samples, channels) of an open file."""
-    import numpy as np
-    import soundfile
-
-    try:
-        return np.asarray(file.read(dtype="float32", always_2d=True))
-    except (soundfile.SoundFileError, OSError) as error:
-        raise Undecodable(f"truncated: {path.name} opens but does not decode ({_sentence(error)})") from None
-
-
-def _refused(path: Path) -> Undecodable:
-    """Why a file does not open; libsndfile's own words say of an MP3 file that is no audio that it does not exist."""
+def _why_not_open(path: Path) -> str:
+    """Why a file does not open. libsndfile says of an MP3 file that holds no audio that it does not exist."""
     if not path.exists():
-        return Undecodable("missing: there is no such file")
+        return "missing: there is no such file"
     if not path.is_file():
-        return Undecodable("undecodable: not a file")
+        return "undecodable: not a file"
     if path.stat().st_size == 0:
-        return Undecodable("no samples: the file has no bytes")
+        return "no samples: the file has no bytes"
     if not os.access(path, os.R_OK):
-        return Undecodable("undecodable: no permission to read the file")
-    return Undecodable("undecodable: no audio of a known format, or damaged at its beginning")
-
-
-def _sentence(error: Exception) -> str:
-    """libsndfile's own words, without the path, which the reader of the reason has already."""
-    return str(getattr(error, "error_string", error)).removeprefix("Error : ").strip().rstrip(".")
+        return "undecodable: no permission to read the file"
+    return "undecodable: no audio of a known format, or damaged at its beginning"

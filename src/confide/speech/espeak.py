@@ -1,10 +1,10 @@
-"""The voices themselves: the espeak-ng library of the `espeakng_loader` wheel, in a process of its own.
+"""A process that makes synthetic voices with the espeak-ng library of the `espeakng_loader` wheel.
 
 `python -m confide.speech.espeak` reads one job (a speaker with its sentences, as JSON) per line and answers with a line
-of JSON when that speaker's folder is complete. The library keeps state that neither a change of voice nor a new
-initialisation clears: what it says depends on what it said before. Each speaker is therefore spoken by a fork of a
-process in which the library was set up and has said nothing yet, so that a speaker's bytes depend on the job alone,
-not on the order of speakers, the number of workers or an earlier interruption. Nothing heavy is imported here.
+of JSON when that speaker's folder is complete. What the library says depends on what it said before; neither a change
+of voice nor a new initialisation clears its state. Therefore a fork of a process in which the library has said nothing
+yet speaks for each speaker, so that a speaker's bytes depend on the job alone, not on the order of speakers or an
+earlier interruption. This module imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from confide.randomness import generator
-from confide.speech.rooms import Samples, impulse_response, recorded
+from confide.speech.corpus import SAMPLE_RATE
+from confide.speech.rooms import add_room_and_noise, impulse_response
 
-SAMPLE_RATE = 16_000
 RECORD = "speaker.json"
 
 # Values of espeak-ng's speak_lib.h.
@@ -116,6 +116,7 @@ class Espeak:
 def speak(job: Job, espeak: Espeak) -> None:
     """Make the folder of a speaker: under another name first, so that it exists only when it is complete."""
     import soundfile
+    import soxr
 
     folder = Path(job.folder)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
@@ -127,7 +128,10 @@ def speak(job: Job, espeak: Espeak) -> None:
     response = impulse_response(job.voice.reverberation, job.voice.echo, SAMPLE_RATE, draw)
     rows = []
     for number, text in enumerate(job.texts):
-        samples = _record(espeak, job.voice, text, response, draw)
+        spoken = soxr.resample(espeak.say(text).astype(np.float32) / 32768.0, espeak.rate, SAMPLE_RATE)
+        before, after = (round((0.05 + 0.25 * chance) * SAMPLE_RATE) for chance in draw.random(2))
+        room = (response, job.voice.snr, job.voice.tilt, job.voice.level)
+        samples = add_room_and_noise(np.pad(spoken, (before, after)), *room, SAMPLE_RATE, draw)
         path = temporary / f"{number:04d}.flac"
         soundfile.write(path, samples, SAMPLE_RATE, subtype="PCM_16")
         rows.append({"file": path.name, "text": text, "samples": len(samples), "bytes": path.stat().st_size})
@@ -136,24 +140,14 @@ def speak(job: Job, espeak: Espeak) -> None:
     try:
         temporary.rename(folder)
     except OSError:
-        # Somebody else made the same speaker meanwhile; the bytes are the same.
+        # Another process made the same speaker meanwhile; the bytes are the same.
         shutil.rmtree(temporary)
         if not folder.is_dir():
             raise
 
 
-def _record(espeak: Espeak, voice: Voice, text: str, response: Samples, draw: np.random.Generator) -> NDArray[np.int16]:
-    import soxr
-
-    spoken = espeak.say(text).astype(np.float32) / 32768.0
-    samples = soxr.resample(spoken, espeak.rate, SAMPLE_RATE)
-    before, after = (round((0.05 + 0.25 * chance) * SAMPLE_RATE) for chance in draw.random(2))
-    padded = np.pad(samples, (before, after))
-    return recorded(padded, response, voice.snr, voice.tilt, voice.level, SAMPLE_RATE, draw)
-
-
 def _in_a_fork(job: Job, espeak: Espeak) -> dict[str, str]:
-    """Speak in a copy of this process, whose library has said nothing yet. The answer holds an error or nothing."""
+    """Speak in a copy of this process, whose library has said nothing yet. The answer holds an error, or nothing."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

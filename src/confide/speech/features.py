@@ -4,8 +4,8 @@ A frame of 25 ms every 10 ms: samples times 32768, pre-emphasis within the frame
 the Fourier transform padded to 512, triangles whose corners are equally spaced on the HTK mel scale (linear in hertz
 between them, height 1), floor, natural logarithm, and one scalar mean and variance for the whole utterance.
 
-The first sample of a frame has no predecessor and serves as its own, so it keeps 1 - 0.97 of itself, as in HTK and
-Kaldi. Audio shorter than one window is padded with zeros to one frame; no samples give no frames.
+As in HTK and Kaldi, the first sample of a frame counts as its own predecessor and keeps 1 - 0.97 of itself. Audio
+shorter than one window is padded with zeros to one frame; no samples give no frames.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BLOCK = 256
 
 
 class FeatureSettings(Section):
-    """How audio becomes features; the defaults are the preset `pfl-asr`."""
+    """How audio becomes features; the defaults are those of PFL-ASR."""
 
     sample_rate: int = Field(
         SAMPLE_RATE, gt=0, le=SAMPLE_RATE, description="samples per second; audio of 16 kHz is brought to fewer"
@@ -63,14 +63,9 @@ class FeatureSettings(Section):
         return self
 
 
-PRESETS = {"pfl-asr": FeatureSettings()}
-
-
 def frame_count(samples: int, settings: FeatureSettings) -> int:
-    """How many frames so many samples make: whole windows only, but at least one frame of anything at all."""
-    if samples == 0:
-        return 0
-    return max(samples - settings.window_samples, 0) // settings.step_samples + 1
+    """How many whole windows fit into so many samples; the last samples are left out, but any audio has a frame."""
+    return max(samples - settings.window_samples, 0) // settings.step_samples + 1 if samples else 0
 
 
 def log_mel(samples: np.ndarray, settings: FeatureSettings) -> Array:
@@ -99,16 +94,10 @@ def log_mel(samples: np.ndarray, settings: FeatureSettings) -> Array:
         features[begin : begin + _BLOCK] = spectrum.astype(np.float32, copy=False) @ filters
     np.maximum(features, settings.floor, out=features)
     np.log(features, out=features)
-    return _normalise(features, settings.epsilon) if settings.normalise else features
-
-
-def _normalise(features: Array, epsilon: float) -> Array:
-    # Sums in float64: a long utterance would lose digits otherwise.
-    mean = features.mean(dtype=np.float64)
-    centred = features - np.float32(mean)
-    variance = np.square(centred).mean(dtype=np.float64)
-    normalised: Array = centred * np.float32(1 / np.sqrt(variance + epsilon))
-    return normalised
+    if settings.normalise:  # with sums in float64: a long utterance would lose digits otherwise
+        features -= np.float32(features.mean(dtype=np.float64))
+        features *= np.float32(1 / np.sqrt(np.square(features).mean(dtype=np.float64) + settings.epsilon))
+    return features
 
 
 @cache
@@ -120,14 +109,11 @@ def _window(settings: FeatureSettings) -> Array:
 @cache
 def _filters(settings: FeatureSettings) -> Array:
     """Triangles over the bins of the transform."""  # (fft / 2 + 1, mels)
-    mel = np.linspace(_to_mel(settings.lowest), _to_mel(settings.highest), settings.mels + 2)
+    low, high = (float(2595.0 * np.log10(1.0 + hertz / 700.0)) for hertz in (settings.lowest, settings.highest))
+    mel = np.linspace(low, high, settings.mels + 2)
     corners = 700.0 * (10.0 ** (mel / 2595.0) - 1.0)  # hertz, (mels + 2,)
     bins = np.fft.rfftfreq(settings.fft, 1.0 / settings.sample_rate)[:, None]
     left, peak, right = corners[:-2], corners[1:-1], corners[2:]
     rising = (bins - left) / (peak - left)
     falling = (right - bins) / (right - peak)
     return np.ascontiguousarray(np.clip(np.minimum(rising, falling), 0.0, None), dtype=np.float32)
-
-
-def _to_mel(hertz: float) -> float:
-    return float(2595.0 * np.log10(1.0 + hertz / 700.0))

@@ -23,51 +23,26 @@ DIGITS: dict[Language, tuple[str, ...]] = {
     "de": ("null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"),
 }
 
-_TEMPLATES: dict[Language, tuple[str, ...]] = {
+TEMPLATES: dict[Language, tuple[str, ...]] = {
     "en": (
-        "turn {switch} the {device}",
-        "turn {switch} the {device} in the {room}",
-        "set the {device} to {digit}",
-        "set a timer for {digit} {unit}",
-        "wake me up in {digit} {unit}",
-        "call {name}",
-        "send a message to {name}",
-        "play {music}",
-        "go to the {room}",
-        "what's the weather {day}",
-        "stop the music",
-        "open the door",
+        "turn {switch} the {device}", "turn {switch} the {device} in the {room}", "set the {device} to {digit}",
+        "set a timer for {digit} {unit}", "wake me up in {digit} {unit}", "call {name}", "send a message to {name}",
+        "play {music}", "go to the {room}", "what's the weather {day}", "stop the music", "open the door",
     ),
     "fr": (
-        "allume {device}",
-        "éteins {device}",
-        "allume {device} dans {room}",
-        "éteins {device} dans {room}",
-        "règle {device} sur {digit}",
-        "réveille-moi dans {digit} {unit}",
-        "appelle {name}",
-        "envoie un message à {name}",
-        "joue {music}",
-        "va dans {room}",
-        "quel temps fait-il {day}",
-        "arrête la musique",
-        "ouvre la porte",
+        "allume {device}", "éteins {device}", "allume {device} dans {room}", "éteins {device} dans {room}",
+        "règle {device} sur {digit}", "réveille-moi dans {digit} {unit}", "appelle {name}",
+        "envoie un message à {name}", "joue {music}", "va dans {room}", "quel temps fait-il {day}",
+        "arrête la musique", "ouvre la porte",
     ),
     "de": (
-        "schalte {device} {switch}",
-        "schalte {device} {room} {switch}",
-        "stelle {device} auf {digit}",
-        "wecke mich in {digit} {unit}",
-        "rufe {name} an",
-        "schicke {name} eine nachricht",
-        "spiele {music}",
-        "wie wird das wetter {day}",
-        "beende die musik",
-        "öffne die tür",
+        "schalte {device} {switch}", "schalte {device} {room} {switch}", "stelle {device} auf {digit}",
+        "wecke mich in {digit} {unit}", "rufe {name} an", "schicke {name} eine nachricht", "spiele {music}",
+        "wie wird das wetter {day}", "beende die musik", "öffne die tür",
     ),
-}
+}  # fmt: skip
 
-_SLOTS: dict[Language, dict[str, tuple[str, ...]]] = {
+SLOTS: dict[Language, dict[str, tuple[str, ...]]] = {
     "en": {
         "switch": ("on", "off"),
         "device": ("light", "lamp", "heating", "radio", "television", "fan"),
@@ -100,25 +75,16 @@ _SLOTS: dict[Language, dict[str, tuple[str, ...]]] = {
 }
 
 
-def vocabulary(language: Language, kind: Sentences) -> set[str]:
-    """Every word that a sentence may hold."""
-    words = set(DIGITS[language]) if kind != "commands" else set()
-    if kind != "digits":
-        for phrase in (*_TEMPLATES[language], *(option for slot in _SLOTS[language].values() for option in slot)):
-            words.update(word for word in phrase.split() if not word.startswith("{"))
-    return words
-
-
-def sentence(language: Language, kind: Sentences, digits: tuple[int, int], draw: np.random.Generator) -> str:
-    """One sentence; `digits` gives the fewest and the most of a sentence of digits. "both" tosses a fair coin."""
-    # `random` alone is drawn from: of numpy's methods it is the one least likely to change its numbers.
+def make_sentence(language: Language, kind: Sentences, digits: tuple[int, int], draw: np.random.Generator) -> str:
+    """Draw a sentence. `digits` gives the fewest and the most of a sentence of digits; "both" tosses a fair coin."""
+    # Only `random` is called: of numpy's methods it is the one least likely to change its numbers.
     if kind == "digits" or (kind == "both" and draw.random() < 0.5):
         count = digits[0] + int(draw.random() * (digits[1] - digits[0] + 1))
         return " ".join(choose(DIGITS[language], draw) for _ in range(count))
-    slots = _SLOTS[language]
-    return re.sub(r"\{(\w+)\}", lambda slot: choose(slots[slot[1]], draw), choose(_TEMPLATES[language], draw))
+    slots = SLOTS[language]
+    return re.sub(r"\{(\w+)\}", lambda slot: choose(slots[slot[1]], draw), choose(TEMPLATES[language], draw))
 
 
 def choose(options: Sequence[T], draw: np.random.Generator) -> T:
-    """One of the options, each as likely."""
+    """Draw one of the options, each as likely."""
     return options[int(draw.random() * len(options))]

@@ -4,13 +4,12 @@ Features are normalised per utterance, a convolution with GLU takes every third 
 blocks of self-attention and MLP follow, then a LayerNorm and a linear layer to the tokens. Where the paper is silent,
 the values are those of its released code: block weights without biases, U(+-sqrt(1/fan_in)); convolution and head
 U(+-sqrt(3/fan_in)); dropout after the GLU, on the attention's probabilities and after the ReLU, nowhere else; layer
-drop takes out both halves of a block for the whole batch and rescales nothing.
+drop leaves out both halves of a block for the whole batch and rescales nothing. All functions are pure: they depend on
+(settings, parameters, input, randomness) alone.
 
-Everything is a function of (settings, parameters, input, randomness): no module holds a state.
-
-Differs from the paper: SAME padding depends there on the length of the padded batch, so an utterance's alignment
-changes with its neighbours; here it is always the padding of a length that is a multiple of the stride. The rate of
-dropout is rounded to 1/65536. Presets tiny and small are ours.
+Differs from the paper: there, SAME padding depends on the length of the padded batch, so an utterance's alignment
+changes with its neighbours; here the padding is always that of a multiple of the stride. The rate of dropout is rounded
+to 1/65536. Presets tiny and small are ours.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ def kind_of(name: str) -> str:
 
 
 def initial_parameters(settings: ModelSettings, draw: np.random.Generator) -> dict[str, Tensor]:
-    """Fresh float32 tensors, whatever the type to compute in."""
+    """Draw fresh weights, always in float32, whatever `settings.dtype` is."""
     parameters = {}
     for name, shape in parameter_shapes(settings).items():
         owner, last = name.split(".")[-2:]
@@ -138,8 +137,8 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Float32 logits (batch, frames // stride, tokens) and how many of each utterance's frames are valid.
 
-    `randomness` means training: dropout, layer drop and shifted positions. Without it the answer is deterministic. What
-    lies behind an utterance's length has no influence. A batch shorter than the stride still gives one frame, with
+    `randomness` is for training: dropout, layer drop and shifted positions. Without it the answer is deterministic.
+    Frames beyond an utterance's length have no influence. A batch shorter than the stride still gives one frame, with
     valid lengths of 0, so that its loss has a gradient (of zero).
     """
     dropout = 0.0 if randomness is None else settings.dropout
@@ -177,7 +176,7 @@ def forward(
 
 
 def ctc_loss(logits: Tensor, out_lengths: Tensor, targets: Tensor, target_lengths: Tensor) -> Tensor:
-    """Mean over utterances of -log p(target), not divided by its length; a target that cannot fit counts as zero."""
+    """Mean over utterances of -log p(target), not divided by its length; a target too long for its frames adds zero."""
     log_probs = functional.log_softmax(logits.float(), dim=-1).transpose(0, 1)  # (frames, batch, tokens)
     lengths = out_lengths, target_lengths
     return functional.ctc_loss(log_probs, targets, *lengths, reduction="sum", zero_infinity=True) / logits.shape[0]
@@ -226,10 +225,10 @@ def _positions(settings: ModelSettings, out_lengths: Tensor, frames: int, random
 
 
 def _key_bias(out_lengths: Tensor, frames: int, dtype: torch.dtype) -> Tensor | None:
-    """Minus infinity for keys that are padding; nothing at all where there is none."""  # (batch, 1, 1, frames)
+    """Minus infinity where a key is padding, else zero; None if nothing is padding."""  # (batch, 1, 1, frames)
     if int(out_lengths.min()) == frames:
         return None
-    seen = out_lengths.clamp(min=1)[:, None]  # an utterance without frames sees one: a softmax needs something
+    seen = out_lengths.clamp(min=1)[:, None]  # an utterance without frames sees one: a softmax needs a key
     padding = torch.arange(frames, device=out_lengths.device) >= seen
     bias = torch.zeros(padding.shape, dtype=dtype, device=padding.device).masked_fill_(padding, -math.inf)
     return bias[:, None, None, :]
@@ -239,7 +238,7 @@ def _block(
     settings: ModelSettings, parameters: Mapping[str, Tensor], name: str, x: Tensor, batch: int, keys: Tensor | None,
     dropout: float, seed: int, drop: bool,
 ) -> Tensor:  # fmt: skip
-    """One block on (batch x frames, width). `drop` only comes here with post-norm, whose norms stay in place."""
+    """One block on (batch x frames, width). `drop` leaves out all but the norms; only post-norm calls it so."""
     masks = torch.Generator(device=x.device).manual_seed(seed) if dropout else None
     if settings.norm == "pre":
         x = _attention(settings, parameters, name, x, _layer_norm(parameters, f"{name}.ln1", x), batch, keys, masks)
@@ -275,7 +274,7 @@ def _mlp(
     settings: ModelSettings, parameters: Mapping[str, Tensor], name: str, residual: Tensor, x: Tensor,
     masks: torch.Generator | None,
 ) -> Tensor:  # fmt: skip
-    """residual + w2(dropout(relu(w1 x))); dropout's factor is left to the last product."""
+    """residual + w2(dropout(relu(w1 x))); the last product applies dropout's factor."""
     hidden, scale = functional.linear(x, parameters[f"{name}.mlp.w1"].to(x.dtype)).relu_(), 1.0
     if masks is not None:
         mask, keep = _mask(hidden.shape, settings.dropout, masks)
@@ -289,9 +288,9 @@ def _layer_norm(parameters: Mapping[str, Tensor], name: str, x: Tensor) -> Tenso
 
 
 def _mask(shape: torch.Size, dropout: float, randomness: torch.Generator) -> tuple[Tensor, float]:
-    """Zeros with a chance of `dropout`, else ones, as bytes; and the exact share of ones to be expected.
+    """Bytes that are 0 with a chance of `dropout`, else 1; and the exact chance of a 1.
 
-    Four draws of 16 bits from each random word: six times faster on a CPU than one Bernoulli draw per element.
+    Each random word gives four draws of 16 bits: six times faster on a CPU than one Bernoulli draw per element.
     """
     count, ones = math.prod(shape), min(max(round((1 - dropout) * 65536), 1), 65535)
     words = torch.empty(-(-count // 4), dtype=torch.int64, device=randomness.device)

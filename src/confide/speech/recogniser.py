@@ -1,7 +1,7 @@
-"""A model with all that turns samples into words: the one way in which Confide decodes (PFL-ASR section 4).
+"""A model with all that turns samples into words (PFL-ASR section 4).
 
-The evaluations while a model trains, `confide evaluate` and `confide transcribe` all go through `Recogniser.logits`, so
-they cannot disagree. Decoding is greedy, as in the paper, or a beam search with an n-gram language model.
+The evaluations during training, `confide evaluate` and `confide transcribe` all call `Recogniser.logits`, so they
+cannot disagree. Decoding is greedy, as in the paper, or a beam search with an n-gram language model.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Recogniser:
     @torch.no_grad()
     def logits(self, features: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
         """Logits (batch, output frames, tokens) of utterances (frames, mels), and how many frames of each count."""
-        return model.forward(self.model, self.parameters, *padded_features(features), None)
+        return model.forward(self.model, self.parameters, *pad_features(features), None)
 
     def transcribe_store(self, store: FeatureStore, quiet: bool = True) -> tuple[Transcribed, float]:
         """Every utterance of a store with what is recognised in it, and the mean loss."""
@@ -68,18 +68,14 @@ class Recogniser:
                     hypotheses += self._texts(logits, lengths)
                     references += [texts[place] for place in places]
                     speakers += [name] * len(places)
-                    loss = model.ctc_loss(logits, lengths, *padded_targets(store.targets(user, places)))
+                    loss = model.ctc_loss(logits, lengths, *pad_targets(store.targets(user, places)))
                     losses.append(float(loss) * len(places))
                 reporter.advance(name)
         return Transcribed(references, hypotheses, speakers), sum(losses) / len(references)
 
     def transcribe(self, samples: np.ndarray) -> Transcript:
         """What a recording of any length says; samples (n,) are mono, at 16 kHz."""
-        seconds = self.features.step * self.model.stride
-        return transcribe(
-            samples, lambda piece: log_mel(piece, self.features), self._logits_of_one, self._words,
-            frame_seconds=seconds,
-        )  # fmt: skip
+        return transcribe(samples, self._words, self.features.step * self.model.stride)
 
     def _texts(self, logits: Tensor, lengths: Tensor) -> list[str]:
         if self.search is None:
@@ -87,37 +83,36 @@ class Recogniser:
         rows = zip(logits.numpy(), lengths.tolist(), strict=True)
         return [self.search.text(row[:length]) for row, length in rows]
 
-    def _logits_of_one(self, features: np.ndarray) -> np.ndarray:
-        logits, lengths = self.logits([features])
-        return logits[0, : int(lengths[0])].numpy()
-
-    def _words(self, logits: np.ndarray) -> list[Word]:
-        if len(logits) == 0:  # shorter than one frame of the output
+    def _words(self, samples: np.ndarray) -> list[Word]:
+        """The words of a recording that is short enough for the model."""
+        features = log_mel(samples, self.features)
+        if len(features) < self.model.stride:  # shorter than one frame of the output
             return []
+        logits = self.logits([features])[0][0].numpy()
         if self.search is not None:
             return self.search.words(logits)
         return greedy_words(logits, self.tokens.decode, BOUNDARY)
 
 
 def model_settings(task: SpeechSettings, tokens: Tokens) -> ModelSettings:
-    """The recipe's model with as many inputs as the features have and as many outputs as there are tokens."""
+    """The recipe's model, with the features' number of inputs and the tokens' number of outputs."""
     return task.model.model_copy(update={"tokens": tokens.size, "mels": task.features.mels})
 
 
-def padded_features(features: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
+def pad_features(features: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
     """(batch, frames, mels) with zeros behind each utterance, and the utterances' lengths."""
     lengths = torch.tensor([len(each) for each in features])
     return torch.nn.utils.rnn.pad_sequence([torch.from_numpy(each) for each in features], True), lengths
 
 
-def padded_targets(targets: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
+def pad_targets(targets: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
     """(batch, tokens) with boundaries behind each label, and the labels' lengths."""
     labels = [torch.from_numpy(label) for label in targets]
     return torch.nn.utils.rnn.pad_sequence(labels, True, BOUNDARY), torch.tensor([len(label) for label in labels])
 
 
 def _batches_of_similar_length(frames: np.ndarray) -> Iterator[list[int]]:
-    """Every utterance of a user, neighbours in length together, at most a minute with its padding."""
+    """Split a user's utterances, sorted by length, into batches that last at most a minute with their padding."""
     batch: list[int] = []
     for place in np.argsort(frames, kind="stable").tolist():
         if batch and (len(batch) + 1) * int(frames[place]) > _BATCH_SECONDS / model.FRAME_SECONDS:

@@ -1,4 +1,4 @@
-"""What lies between a voice and its recording in the embedded corpus: a room's echo and background noise."""
+"""The room and the background noise in which the embedded corpus records a voice."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def impulse_response(seconds: float, share: float, rate: int, draw: np.random.Ge
     return response
 
 
-def recorded(
+def add_room_and_noise(
     voice: Samples, response: Samples, snr: float, tilt: float, level: float, rate: int, draw: np.random.Generator
 ) -> NDArray[np.int16]:
-    """The voice (n,) in a room with noise `snr` decibels below it, as 16-bit samples whose peak is `level`.
+    """Record a voice (n,) in a room with noise `snr` decibels below it, as 16-bit samples whose peak is `level`.
 
     Above 100 Hz the noise falls by 6 * tilt decibels per octave: 0 is white, 1 sounds like traffic.
     """
@@ -44,8 +44,7 @@ def recorded(
     if len(response) > 1:
         spectrum *= np.fft.rfft(response, size)
     # Noise is made in the same transform: random phases and lengths, shaped by frequency.
-    bins = len(spectrum)
-    parts = draw.standard_normal((2, bins), dtype=np.float32)
+    parts = draw.standard_normal((2, len(spectrum)), dtype=np.float32)
     noise = (parts[0] + 1j * parts[1]) * _shape(size, tilt, rate)
     ratio = _energy(spectrum) / _energy(noise)
     noise *= np.float32(np.sqrt(ratio * size / len(voice)) * 10.0 ** (-snr / 20.0))

@@ -1,7 +1,7 @@
 """Word and character error rates of a corpus, with an interval (PFL-ASR section 4, "Evaluation").
 
 Errors and reference words are summed over the corpus before they are divided: a long utterance counts for more than a
-short one. An empty reference has no words, and whatever was heard instead counts as insertions.
+short one. Words that are recognised where the reference is empty count as insertions.
 
 The interval is that of `confide.federated.intervals`, over speakers: utterances of one speaker resemble each other, so
 drawing utterances would make the interval too narrow. With a single speaker its utterances are drawn.
@@ -56,7 +56,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Transcribed:
-    """What was said, what was recognised and by whom, one entry per utterance; texts are normalised alike."""
+    """References, hypotheses and speakers, one of each per utterance; one token set normalises all texts."""
 
     references: list[str]
     hypotheses: list[str]
@@ -79,29 +79,18 @@ class Transcribed:
         return Items(metric, "lower", 100.0, "speaker", True, names, places, errors[:, 0], errors[:, 1], test)
 
     def score(self, level: float = LEVEL, resamples: int = RESAMPLES) -> Scores:
-        words, characters = self.items(), self.items(characters=True)
-        utterances = np.bincount(words.groups)
-        (wrong_words, total_words), (wrong, total) = (each.sums(each.groups) for each in (words, characters))
-        speakers = [
-            SpeakerScore(
-                name, float(wrong_words[i] / total_words[i]), float(wrong[i] / total[i]), int(utterances[i]),
-                int(total_words[i]),
-            )
-            for i, name in enumerate(words.names)
-            if total_words[i]
-        ]  # fmt: skip
-        return Scores(
-            _rate(words, level, resamples),
-            _rate(characters, level, resamples),
-            tuple(sorted(speakers, key=lambda speaker: (-speaker.wer, speaker.name))),
-            len(self.references),
-            int((words.sizes == 0).sum()),
+        """Both rates, as shares, with intervals at this level from so many bootstrap samples."""
+        words, characters = (replace(self.items(kind), scale=1.0) for kind in (False, True))
+        wer, cer = (
+            Rate(each.value, *interval(each, level, resamples), int(each.counts.sum()), int(each.sizes.sum()))
+            for each in (words, characters)
         )
-
-
-def share(items: Items) -> float:
-    """Errors over the size of the references."""
-    return float(items.counts.sum() / items.sizes.sum())
+        in_characters = {name: rate for name, rate, _, _ in characters.table()}
+        speakers = tuple(
+            SpeakerScore(name, rate, in_characters[name], utterances, int(size))
+            for name, rate, utterances, size in words.table()
+        )
+        return Scores(wer, cer, speakers, len(self.references), int((words.sizes == 0).sum()))
 
 
 def error_counts(references: Sequence[str], hypotheses: Sequence[str], characters: bool) -> np.ndarray:
@@ -118,8 +107,3 @@ def error_counts(references: Sequence[str], hypotheses: Sequence[str], character
         row[0] = sum(max(c.ref_end_idx - c.ref_start_idx, c.hyp_end_idx - c.hyp_start_idx) for c in wrong)
         row[1] = len(reference)
     return counts
-
-
-def _rate(items: Items, level: float, resamples: int) -> Rate:
-    low, high = interval(replace(items, scale=1.0), level, resamples)
-    return Rate(share(items), low, high, int(items.counts.sum()), int(items.sizes.sum()))

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, median, pstdev
 from typing import Any
 
-from confide.speech.corpus import Corpus, Language, counted
+from confide.speech.corpus import Corpus, Language, count_by_reason
 
 
 @dataclass(frozen=True)
@@ -90,14 +90,8 @@ TABLE_2 = {
 
 
 def summarise(values: Sequence[float]) -> Summary:
-    """Of at least one value."""
-    return Summary(
-        mean=fmean(values),
-        deviation=pstdev(values),
-        minimum=float(min(values)),
-        median=float(median(values)),
-        maximum=float(max(values)),
-    )
+    """Sum up at least one value."""
+    return Summary(fmean(values), pstdev(values), float(min(values)), float(median(values)), float(max(values)))
 
 
 def statistics(corpus: Corpus) -> Statistics:
@@ -106,14 +100,7 @@ def statistics(corpus: Corpus) -> Statistics:
     utterances = [len(own) for own in corpus.speakers.values()]
     words = [sum(len(u.text.split()) for u in own) for own in corpus.speakers.values()]
     return Statistics(
-        name=corpus.name,
-        language=corpus.language,
-        speakers=len(corpus.speakers),
-        utterances=sum(utterances),
-        words=sum(words),
-        hours=sum(seconds) / 3600,
-        minutes_per_speaker=[s / 60 for s in seconds],
-        utterances_per_speaker=utterances,
-        words_per_speaker=words,
-        skipped=counted(corpus.skipped),
-    )
+        name=corpus.name, language=corpus.language, speakers=len(corpus.speakers), utterances=sum(utterances),
+        words=sum(words), hours=sum(seconds) / 3600, minutes_per_speaker=[s / 60 for s in seconds],
+        utterances_per_speaker=utterances, words_per_speaker=words, skipped=count_by_reason(corpus.skipped),
+    )  # fmt: skip

@@ -1,9 +1,9 @@
 """Features on disk, one file per speaker, so that a client's step does no signal processing.
 
-Serves PFL-ASR, section 4: features and targets of every utterance are made once, before training. A speaker's file is
-named after everything that decides its contents (feature settings, token set, stride, and the utterances' ids, texts,
-files, sizes and times of change), so what was made once is found again, also by another corpus with the same speaker,
-and what has changed is made anew. An index for the whole corpus spares the opening of every file.
+Serves PFL-ASR, section 4: features and targets of every utterance are computed once, before training. A speaker's file
+is named after everything that decides its contents (feature settings, token set, stride, and the utterances' ids,
+texts, files, sizes and times of change). So a later run finds it again, also for another corpus with the same speaker,
+and computes anew what has changed. An index of the whole corpus saves opening every file.
 
 Features are kept as float16: normalised log-mels lie within about +-5, where its error is at most 2e-3 and on average
 1.5e-4 of a standard deviation; a tiny model's log-probabilities move by less than 1e-2 and its greedy labels stay.
@@ -18,8 +18,7 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -41,6 +40,7 @@ _SCHEME = 1
 _RESAMPLED = 2  # of audio at another rate than 16 kHz, which scheme 1 took for 16 kHz
 _STRIDE = 3
 _NUMBERS = ("kept", "frames", "lengths", "tokens")  # what a speaker's file holds besides features
+_DAMAGES = (OSError, safetensors.SafetensorError, ValueError, KeyError, TypeError)  # from reading a damaged file
 
 
 @dataclass(frozen=True)
@@ -51,20 +51,20 @@ class _Speaker:
     key: str
     size: int  # bytes of the file, to notice one that was cut
     checksum: int
+    skipped: list[tuple[str, str]]  # id and reason
     kept: NDArray[np.int32]  # (n,) positions among the corpus's utterances of this speaker
     frames: NDArray[np.int32]  # (n,)
     lengths: NDArray[np.int32]  # (n,) of the targets
     tokens: NDArray[np.uint8]  # (sum of lengths,)
-    skipped: tuple[Skipped, ...] = ()
 
 
 @dataclass
 class FeatureStore:
-    """Users by number, in the order of `speakers`; their features are read from disk when asked for."""
+    """The users of a corpus, numbered in the order of `speakers`. Each call of `features` reads them from disk."""
 
     folder: Path
-    settings: FeatureSettings
     token_set: Tokens
+    settings: FeatureSettings
     stride: int
     speakers: list[str]
     skipped: list[Skipped]
@@ -105,61 +105,63 @@ class FeatureStore:
         speaker = self._index[user]
         path = _path(self.folder, speaker.key)
         if user not in self._checked:
-            self._verify(user, path)
+            self._check_file(speaker, self._utterances[user], path)
+            self._checked.add(user)
         ends = np.cumsum(speaker.frames, dtype=np.int64)
         with safetensors.safe_open(path, framework="np") as file:
             rows = file.get_slice("features")
             return [rows[int(ends[i] - speaker.frames[i]) : int(ends[i])].astype(np.float32) for i in indices]
 
-    def _verify(self, user: int, path: Path) -> None:
-        """Once per process and speaker: a file that has changed since it was written is made again."""
-        speaker = self._index[user]
-        if _read(path, speaker.name) is None:
-            again = _make(path, speaker.name, self._utterances[user], self.settings, self.token_set, self.stride)
-            if again.checksum != speaker.checksum:
-                raise UserError(
-                    f"the audio of speaker {speaker.name} has changed since its features were made in {path}; "
-                    "expected it to stay as it is during a run: start the run again"
-                )
-        self._checked.add(user)
+    def _check_file(self, speaker: _Speaker, utterances: list[Utterance], path: Path) -> None:
+        """Make a file again that has changed since it was written."""
+        if _read(path, speaker.name) is not None:
+            return
+        again = _make(path, speaker.name, utterances, self.token_set, self.settings, self.stride)
+        if again.checksum != speaker.checksum:
+            raise UserError(
+                f"the audio of speaker {speaker.name} has changed since its features were made in {path}; "
+                "expected it to stay as it is during a run: start the run again"
+            )
 
 
 def open_store(
     corpus: Corpus, tokens: Tokens, settings: FeatureSettings, folder: Path | None = None,
-    stride: int = _STRIDE, workers: int = 1, quiet: bool = False,
+    stride: int = _STRIDE, quiet: bool = False,
 ) -> FeatureStore:  # fmt: skip
     """The features of a corpus, made where `folder` (none: the user's cache) does not hold them yet."""
     place = (folder or cache_folder() / "features").expanduser()
     scheme = _SCHEME if settings.sample_rate == SAMPLE_RATE else _RESAMPLED
     common = f"{scheme}\n{settings.model_dump_json()}\n{tokens.version}\n{stride}"
-    keys = {name: _key(common, name, own) for name, own in corpus.speakers.items()}
-    digest = hashlib.sha256("\n".join(keys.values()).encode())
+    paths = {name: _path(place, _key(common, name, own)) for name, own in corpus.speakers.items()}
+    digest = hashlib.sha256("\n".join(path.stem for path in paths.values()).encode())
     index_path = place / f"{digest.hexdigest()[:32]}.index"
-
-    def make(name: str) -> _Speaker:
-        return _make(_path(place, keys[name]), name, corpus.speakers[name], settings, tokens, stride)
-
     index = _read_index(index_path, place)
     if index is None:
         make_folder(place)
-        index = _prepare(corpus, keys, place, make, workers, quiet)
+        found = {name: _read(path, name) for name, path in paths.items()}
+        missing = [name for name, speaker in found.items() if speaker is None]
+        done = len(found) - len(missing)
+        with Reporter(f"features ({corpus.name})", len(found), done=done, quiet=quiet) as reporter:
+            for name in missing:
+                found[name] = _make(paths[name], name, corpus.speakers[name], tokens, settings, stride)
+                reporter.advance(name)
+        index = [speaker for speaker in found.values() if speaker is not None]
         _write(index_path, _pack_index(index))
     usable = [speaker for speaker in index if len(speaker.kept)]
-    skipped = [item for speaker in index for item in speaker.skipped]
+    skipped = [Skipped(*item) for speaker in index for item in speaker.skipped]
     if not usable:
         reasons = "; ".join(f"{item.id}: {item.reason}" for item in skipped[:3])
         raise UserError(
             f"the corpus {corpus.name} has no usable utterance among {len(skipped)} ({reasons}); expected at least "
             "one speaker with readable audio and text that fits it: check the corpus's folder and language"
         )
-    return FeatureStore(
-        folder=place, settings=settings, token_set=tokens, stride=stride, speakers=[s.name for s in usable],
-        skipped=skipped, _index=usable, _utterances=[corpus.speakers[s.name] for s in usable],
-    )  # fmt: skip
+    names = [speaker.name for speaker in usable]
+    utterances = [corpus.speakers[name] for name in names]
+    return FeatureStore(place, tokens, settings, stride, names, skipped, usable, utterances)
 
 
 def frames_needed(labels: Sequence[int]) -> int:
-    """The fewest frames that CTC can align the labels with: a blank must part equal neighbours."""
+    """The fewest frames to which CTC can align the labels: a blank must part equal neighbours."""
     return len(labels) + sum(a == b for a, b in pairwise(labels))
 
 
@@ -181,26 +183,8 @@ def _path(folder: Path, key: str) -> Path:
     return folder / key[:2] / f"{key}.safetensors"
 
 
-def _prepare(
-    corpus: Corpus, keys: dict[str, str], folder: Path, make: Callable[[str], _Speaker], workers: int, quiet: bool
-) -> list[_Speaker]:
-    found = {name: _read(_path(folder, key), name) for name, key in keys.items()}
-    missing = [name for name, speaker in found.items() if speaker is None]
-    done = len(found) - len(missing)
-    # Threads: decoding, the Fourier transform and the product with the filters all run without Python's lock.
-    pool = ThreadPoolExecutor(max(1, workers))
-    try:
-        with Reporter(f"features ({corpus.name})", len(found), done=done, quiet=quiet) as reporter:
-            for name, speaker in zip(missing, pool.map(make, missing), strict=True):
-                found[name] = speaker
-                reporter.advance(name)
-    finally:
-        pool.shutdown(cancel_futures=True)
-    return [speaker for speaker in found.values() if speaker is not None]
-
-
 def _make(
-    path: Path, name: str, utterances: list[Utterance], settings: FeatureSettings, tokens: Tokens, stride: int
+    path: Path, name: str, utterances: list[Utterance], tokens: Tokens, settings: FeatureSettings, stride: int
 ) -> _Speaker:
     """Compute and write one speaker's file."""
     kept, features, targets, skipped = [], [], [], []
@@ -226,24 +210,17 @@ def _make(
         "lengths": np.array([len(t) for t in targets], dtype=np.int32),
         "tokens": np.concatenate(targets) if targets else np.empty(0, dtype=np.uint8),
     }
-    checksum = _checksum(arrays)
+    checksum = _checksum(arrays.values())
     content = save(arrays, metadata={"note": json.dumps({"checksum": checksum, "skipped": skipped})})
     _write(path, content)
-    return _speaker(name, path.stem, len(content), checksum, arrays, skipped)
+    numbers = (arrays[each] for each in _NUMBERS)
+    return _Speaker(name, path.stem, len(content), checksum, skipped, *numbers)
 
 
-def _speaker(
-    name: str, key: str, size: int, checksum: int, arrays: dict[str, np.ndarray], skipped: list[tuple[str, str]]
-) -> _Speaker:
-    kept, frames, lengths, tokens = (arrays[each] for each in _NUMBERS)
-    left_out = tuple(Skipped(identity, reason) for identity, reason in skipped)
-    return _Speaker(name, key, size, checksum, kept, frames, lengths, tokens, left_out)
-
-
-def _checksum(arrays: dict[str, np.ndarray]) -> int:
+def _checksum(arrays: Iterable[np.ndarray]) -> int:
     value = 0
-    for key in ("features", *_NUMBERS):
-        value = zlib.crc32(np.ascontiguousarray(arrays[key]).data.cast("B") if arrays[key].size else b"", value)
+    for array in arrays:
+        value = zlib.crc32(array.tobytes(), value)
     return value
 
 
@@ -253,41 +230,38 @@ def _read(path: Path, name: str) -> _Speaker | None:
         with safetensors.safe_open(path, framework="np") as file:
             note = json.loads((file.metadata() or {})["note"])
             arrays = {key: file.get_tensor(key) for key in ("features", *_NUMBERS)}
-        if _checksum(arrays) != note["checksum"] or arrays["frames"].sum() != len(arrays["features"]):
+        if _checksum(arrays.values()) != note["checksum"] or arrays["frames"].sum() != len(arrays["features"]):
             return None
-        return _speaker(name, path.stem, path.stat().st_size, note["checksum"], arrays, note["skipped"])
-    except (OSError, safetensors.SafetensorError, ValueError, KeyError, TypeError):
+        numbers = (arrays[each] for each in _NUMBERS)
+        return _Speaker(name, path.stem, path.stat().st_size, note["checksum"], note["skipped"], *numbers)
+    except _DAMAGES:
         return None
 
 
 def _pack_index(index: list[_Speaker]) -> bytes:
     arrays = {key: np.concatenate([getattr(speaker, key) for speaker in index]) for key in _NUMBERS}
-    speakers = [
-        [s.name, s.key, s.size, s.checksum, len(s.kept), len(s.tokens), [[i.id, i.reason] for i in s.skipped]]
-        for s in index
-    ]
+    speakers = [[s.name, s.key, s.size, s.checksum, len(s.kept), len(s.tokens), s.skipped] for s in index]
     arrays["speakers"] = np.frombuffer(json.dumps(speakers).encode(), dtype=np.uint8)
-    check = zlib.crc32(b"".join(arrays[key].tobytes() for key in sorted(arrays)))
-    return save({**arrays, "check": np.array([check], dtype=np.uint32)})
+    in_order = (arrays[key] for key in sorted(arrays))
+    return save({**arrays, "check": np.array([_checksum(in_order)], dtype=np.uint32)})
 
 
 def _read_index(path: Path, folder: Path) -> list[_Speaker] | None:
     """The index, or None if there is none, if it is damaged, or if a file that it names is gone or cut."""
     try:
         arrays = load(path.read_bytes())
-        check = int(arrays.pop("check")[0])
-        if check != zlib.crc32(b"".join(arrays[key].tobytes() for key in sorted(arrays))):
+        if int(arrays.pop("check")[0]) != _checksum(arrays[key] for key in sorted(arrays)):
             return None
         index, rows, letters = [], 0, 0
         for name, key, size, checksum, kept, tokens, skipped in json.loads(arrays["speakers"].tobytes()):
             if os.stat(_path(folder, key)).st_size != size:
                 return None
-            own = {each: arrays[each][rows : rows + kept] for each in ("kept", "frames", "lengths")}
-            own["tokens"] = arrays["tokens"][letters : letters + tokens]
+            own = [arrays[each][rows : rows + kept] for each in _NUMBERS[:3]]
+            own.append(arrays["tokens"][letters : letters + tokens])
+            index.append(_Speaker(name, key, size, checksum, skipped, *own))
             rows, letters = rows + kept, letters + tokens
-            index.append(_speaker(name, key, size, checksum, own, skipped))
         return index
-    except (OSError, safetensors.SafetensorError, ValueError, KeyError, TypeError):
+    except _DAMAGES:
         return None
 
 

@@ -1,18 +1,20 @@
 """The speech task: users are speakers, the model is the recogniser, the loss is CTC (PFL-ASR section 4, appendix F).
 
-A user's batch is read from the feature store, augmented and padded; nothing here does signal processing. Dropout, layer
-drop and shifted positions draw from a seed that comes with the batch, so a step is the same wherever it is made.
+A batch is read from the feature store, augmented and padded; nothing here does signal processing. Dropout, layer drop
+and shifted positions draw from a seed that comes with the batch, so every machine computes the same step.
 
 Central training is the same loop with other users: `pool: n` deals all utterances into n users at random. With one
 local step at rate 1 their mean update is the gradient of one batch of all of them, and the central optimiser is the
-optimiser. `start` takes the model of a finished run, or a file of tensors, to begin from: the seed model.
+optimiser. `start` names the seed model: a finished run, or a file of tensors, from which training begins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -27,20 +29,11 @@ from confide.randomness import generator
 from confide.speech import model
 from confide.speech.augment import augment
 from confide.speech.corpora import read_corpus
-from confide.speech.corpus import Corpus, Skipped, counted
-from confide.speech.recogniser import Recogniser, model_settings, padded_features, padded_targets
-from confide.speech.scores import share
+from confide.speech.corpus import Corpus, Skipped, count_by_reason
+from confide.speech.recogniser import Recogniser, model_settings, pad_features, pad_targets
 from confide.speech.settings import SpeechSettings
 from confide.speech.store import FeatureStore, open_store
 from confide.speech.tokens import Tokens
-
-
-@dataclass(frozen=True)
-class Pooled:
-    """One user of a pool: whose utterances it holds."""
-
-    owners: np.ndarray  # (n,) user of the store
-    places: np.ndarray  # (n,) utterance of that user
 
 
 class Speech(BasicTask):
@@ -62,27 +55,24 @@ class Speech(BasicTask):
         self.store = self._open(corpus, quiet)
         self.test = self._open(test, quiet)
         self.skipped: list[Skipped] = [*corpus.skipped, *self.store.skipped]
-        self.left_out = counted(self.skipped)
-        """How many utterances were skipped, by reason; the summary says so."""
-        self.pool = _pooled(self.store, settings.pool, seed) if settings.pool is not None else None
+        self.left_out = count_by_reason(self.skipped)
+        self.held = _deal_utterances(self.store.examples, settings.pool, seed)
         self._seconds: dict[int, np.ndarray] = {}
         self._listings = (corpus, test)
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
-        """Of who said what for how long: reading every recording again would take as long as training."""
+        """Digests of who said what for how long: to read every recording would take as long as training."""
         names = ("the users' data", "the test data")
-        return {name: digest(_listed(corpus)) for name, corpus in zip(names, self._listings, strict=True)}
+        return {name: digest(_describe(corpus)) for name, corpus in zip(names, self._listings, strict=True)}
 
     def _open(self, corpus: Corpus, quiet: bool) -> FeatureStore:
         stride = self.settings.model.stride
         return open_store(corpus, self.tokens, self.settings.features, self.settings.cache, stride, quiet=quiet)
 
-    @property
+    @cached_property
     def examples(self) -> np.ndarray:
-        if self.pool is not None:
-            return np.array([len(user.owners) for user in self.pool], dtype=np.int64)
-        return self.store.examples
+        return np.array([len(own) for own in self.held], dtype=np.int64)
 
     def initial_parameters(self) -> dict[str, Tensor]:
         return model.initial_parameters(self.model, generator(self.seed, "model"))
@@ -93,30 +83,23 @@ class Speech(BasicTask):
 
     def seconds(self, user: int) -> np.ndarray:
         if user not in self._seconds:
-            held = self.pool[user] if self.pool is not None else None
-            if held is None:
-                self._seconds[user] = self.store.seconds(user)
-            else:
-                lengths = {owner: self.store.seconds(owner) for owner in set(held.owners.tolist())}
-                pairs = zip(held.owners.tolist(), held.places.tolist(), strict=True)
-                self._seconds[user] = np.array([lengths[owner][place] for owner, place in pairs])
+            held = self.held[user].tolist()
+            lengths = {owner: self.store.seconds(owner) for owner in {owner for owner, _ in held}}
+            self._seconds[user] = np.array([lengths[owner][place] for owner, place in held])
         return self._seconds[user]
 
     def batch(self, user: int, examples: np.ndarray | None, draw: np.random.Generator) -> tuple[Tensor, ...]:
-        chosen = np.arange(int(self.examples[user])) if examples is None else examples
-        if self.pool is None:
-            features, targets = self.store.features(user, chosen), self.store.targets(user, chosen)
-        else:
-            held = self.pool[user]
-            features, targets = [], []
-            for owner, place in zip(held.owners[chosen].tolist(), held.places[chosen].tolist(), strict=True):
-                features += self.store.features(owner, [place])
-                targets += self.store.targets(owner, [place])
-        padded, lengths = padded_features(features)
+        chosen = self.held[user] if examples is None else self.held[user][examples]
+        features, targets = [], []
+        for owner, rows in groupby(chosen.tolist(), key=itemgetter(0)):  # a speaker's file is opened once
+            places = [place for _, place in rows]
+            features += self.store.features(owner, places)
+            targets += self.store.targets(owner, places)
+        padded, lengths = pad_features(features)
         if self.settings.augment is not None:
             padded = augment(padded, lengths, self.settings.augment, draw)
         seed = torch.tensor(int(draw.integers(2**63 - 1)))
-        return padded, lengths, *padded_targets(targets), seed
+        return padded, lengths, *pad_targets(targets), seed
 
     def loss(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
         features, lengths, targets, sizes, seed = batch
@@ -130,24 +113,25 @@ class Speech(BasicTask):
 
     def scored(self, parameters: Mapping[str, Tensor]) -> tuple[dict[str, float], Items]:
         """The evaluation, and the errors in each utterance."""
-        found, loss = Recogniser(self.tokens, self.settings.features, self.model, parameters).transcribe_store(
-            self.test
-        )
+        recogniser = Recogniser(self.tokens, self.settings.features, self.model, parameters)
+        found, loss = recogniser.transcribe_store(self.test)
         which = self.settings.test.model_dump_json(exclude={"cache", "folder"})
         words = found.items(test=digest([which, *found.speakers, *found.references]))
-        characters = found.items(characters=True)
-        return {"wer": 100 * share(words), "cer": 100 * share(characters), "test_loss": loss}, words
+        wer, cer = (100 * replace(items, scale=1.0).value for items in (words, found.items(characters=True)))
+        return {"wer": wer, "cer": cer, "test_loss": loss}, words
 
 
-def _listed(corpus: Corpus) -> Iterator[str]:
+def _describe(corpus: Corpus) -> Iterator[str]:
     for utterance in corpus.utterances():
         yield from (utterance.id, utterance.speaker, f"{utterance.seconds:.4f}", utterance.text)
 
 
-def _pooled(store: FeatureStore, users: int, seed: int) -> list[Pooled]:
-    owners = np.repeat(np.arange(len(store.examples)), store.examples)
-    places = np.concatenate([np.arange(held) for held in store.examples])
-    if users > len(owners):
-        raise UserError(f"task.pool={users}: there are only {len(owners)} utterances to deal out")
-    order = generator(seed, "pool").permutation(len(owners))
-    return [Pooled(owners[part], places[part]) for part in np.array_split(order, users)]
+def _deal_utterances(examples: np.ndarray, pool: int | None, seed: int) -> list[np.ndarray]:
+    """Whose utterances each user holds: those of one speaker, or a random part of all if `pool` users share them."""
+    owners = np.repeat(np.arange(len(examples)), examples)
+    everything = np.stack([owners, np.concatenate([np.arange(count) for count in examples])], axis=1)
+    if pool is None:
+        return np.split(everything, np.cumsum(examples)[:-1])  # of each user (utterances, 2): owner and place
+    if pool > len(everything):
+        raise UserError(f"task.pool={pool}: there are only {len(everything)} utterances to deal out")
+    return np.array_split(everything[generator(seed, "pool").permutation(len(everything))], pool)

@@ -19,8 +19,8 @@ import hashlib
 import string
 import unicodedata
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import get_args
 
 from confide.errors import UserError
@@ -40,10 +40,9 @@ _SEPARATORS = "/\\_…|"
 
 @dataclass(frozen=True)
 class Tokens:
-    """The token set of one language: text in, token numbers out, and back."""
+    """The token set of one language, which turns text into token numbers and back."""
 
     language: Language
-    names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         if self.language not in get_args(Language):
@@ -51,49 +50,49 @@ class Tokens:
                 f"there is no token set for the language {self.language!r}; expected one of "
                 f"{', '.join(get_args(Language))}: correct the corpus's language"
             )
-        letters = string.ascii_lowercase + _OWN_LETTERS[self.language]
-        object.__setattr__(self, "names", ("<blank>", "|", "'", "-", *letters))
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return ("<blank>", "|", "'", "-", *string.ascii_lowercase, *_OWN_LETTERS[self.language])
 
     @property
     def size(self) -> int:
         """How many outputs a model needs, the blank among them."""
         return len(self.names)
 
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {" ": BOUNDARY} | {name: number for number, name in enumerate(self.names) if len(name) == 1}
+
     @property
     def version(self) -> str:
-        """Changes whenever the same text would give other tokens."""
+        """A digest that changes whenever the same text would give other tokens."""
         return hashlib.sha256(f"{_SCHEME} {' '.join(self.names)}".encode()).hexdigest()[:16]
 
     def normalise(self, text: str) -> str:
-        """Words of the token set's characters, separated by single spaces."""
+        """Fold a text into words of the token set's characters, separated by single spaces."""
         lowered = unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).lower())
         letters = frozenset(self.names[4:])
         folded = "".join(character if character in letters else _fold(character) for character in lowered)
         return " ".join(word for word in folded.split() if not letters.isdisjoint(word))
 
     def encode(self, text: str) -> list[int]:
-        """Token numbers with one boundary at both ends; none at all if no word is left of the text."""
+        """Token numbers with one boundary at both ends; an empty list if folding leaves no word."""
         words = self.normalise(text)
-        numbers = _numbers(self.names)
-        return [BOUNDARY, *(numbers[character] for character in words), BOUNDARY] if words else []
+        return [BOUNDARY, *(self._numbers[character] for character in words), BOUNDARY] if words else []
 
     def decode(self, ids: Iterable[int]) -> str:
         """The words of a label sequence: blanks are left out, runs of boundaries become single spaces.
 
-        Repeated labels stay: collapsing the frames of CTC is the decoder's business.
+        Repeated labels stay, since the decoder has merged those of CTC.
         """
         characters = ("" if i == BLANK else " " if i == BOUNDARY else self.names[i] for i in map(int, ids))
         return " ".join("".join(characters).split())
 
 
 @cache
-def _numbers(names: tuple[str, ...]) -> dict[str, int]:
-    return {" " if number == BOUNDARY else name: number for number, name in enumerate(names) if number != BLANK}
-
-
-@cache
 def _fold(character: str) -> str:
-    """What stands for a character outside the letters of the language: plain letters, a space, or nothing."""
+    """Replace a character that is no letter of the language by plain letters, a space, or nothing."""
     if character in _APOSTROPHES:
         return "'"
     if character in _HYPHENS:

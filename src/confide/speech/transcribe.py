@@ -1,24 +1,23 @@
 """Transcription of recordings of any length, with times (for use after training; not in the paper).
 
-The models are trained on at most 30 s. A longer recording is cut where it is quietest within the second half of what
-may be one window, so that a cut rarely meets a word. Words come with the frames in which they were heard; a pause or
-a long line starts a new segment.
+Models are trained on at most 30 s, so `windows` cuts a longer recording, at quiet places where a cut rarely meets a
+word. The decoder gives each word with its frames; a pause or a long line starts a new segment.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from confide.errors import UserError
+from confide.speech.corpus import SAMPLE_RATE
 from confide.speech.decode import Word
 
-RATE = 16_000
-_HOP = RATE // 100  # loudness is measured in steps of 10 ms
+_HOP = SAMPLE_RATE // 100  # loudness is measured in steps of 10 ms
 _LOUDNESS_STEPS = 20  # over 200 ms
 _SILENCE = 1e-4  # three steps of a 16-bit recording: nothing was recorded
 
@@ -46,15 +45,13 @@ class Transcript:
 
 def transcribe(
     samples: np.ndarray,  # (samples,) 16 kHz mono
-    features: Callable[[np.ndarray], np.ndarray],  # (samples,) -> (frames, mels)
-    logits: Callable[[np.ndarray], np.ndarray],  # (frames, mels) -> (output frames, tokens)
-    words: Callable[[np.ndarray], list[Word]],  # (output frames, tokens) -> words: greedy, or a beam search
+    recognise: Callable[[np.ndarray], list[Word]],  # the words of one window
+    frame_seconds: float,
     longest: float = 25.0,
-    frame_seconds: float = 0.03,
     pause: float = 0.8,
     line: int = 80,
 ) -> Transcript:
-    """Cut, recognise each window, and gather the words into segments.
+    """Cut into windows, recognise each one, and join the words into segments.
 
     `frame_seconds` is the time of an output frame. After `pause` seconds without a word, or when a segment would have
     more than `line` characters, the next one begins.
@@ -65,46 +62,34 @@ def transcribe(
         raise UserError("the recording holds values that are not numbers; it is damaged, decode it again")
     if longest < 1:
         raise UserError(f"longest={longest} s is too short a window; give at least 1 s")
-    found: list[tuple[float, float, str]] = []
+    segments: list[Segment] = []
     for begin, end in windows(samples, longest):
         piece = samples[begin:end]
-        if np.abs(piece).max() < _SILENCE:
-            continue
-        frames = features(piece)
-        if len(frames) == 0:  # shorter than one frame
-            continue
-        for word in words(logits(frames)):
-            start = begin / RATE + word.first * frame_seconds
-            stop = min(begin / RATE + (word.last + 1) * frame_seconds, end / RATE)
-            found.append((min(start, stop), stop, word.text))
-    return Transcript(len(samples) / RATE, tuple(_segments(found, pause, line)))
+        for word in recognise(piece) if np.abs(piece).max() >= _SILENCE else []:
+            stop = min(begin / SAMPLE_RATE + (word.last + 1) * frame_seconds, end / SAMPLE_RATE)
+            start = min(begin / SAMPLE_RATE + word.first * frame_seconds, stop)
+            last = segments[-1] if segments else None
+            if last and start - last.end < pause and len(last.text) + 1 + len(word.text) <= line:
+                segments[-1] = Segment(last.start, stop, f"{last.text} {word.text}")
+            else:
+                segments.append(Segment(start, stop, word.text))
+    return Transcript(len(samples) / SAMPLE_RATE, tuple(segments))
 
 
 def windows(samples: np.ndarray, longest: float) -> list[tuple[int, int]]:
-    """Borders of pieces of at most `longest` seconds, cut at the quietest place of each one's second half."""
-    size = int(longest * RATE)
+    """First sample and end of pieces of at most `longest` seconds, each cut where its second half is quietest."""
+    size = int(longest * SAMPLE_RATE)
     borders = [0]
     while len(samples) - borders[-1] > size:
         begin = borders[-1]
         half = begin + size // 2
         steps = samples[half : begin + size].astype(np.float64)
         steps = np.square(steps[: len(steps) // _HOP * _HOP].reshape(-1, _HOP)).sum(axis=1)
-        loudness = np.convolve(steps, np.ones(min(_LOUDNESS_STEPS, len(steps))), mode="valid")
-        quietest = int(loudness.argmin()) + min(_LOUDNESS_STEPS, len(steps)) // 2
-        borders.append(half + quietest * _HOP)
+        width = min(_LOUDNESS_STEPS, len(steps))
+        loudness = np.convolve(steps, np.ones(width), mode="valid")
+        borders.append(half + (int(loudness.argmin()) + width // 2) * _HOP)
     borders.append(len(samples))
     return [(a, b) for a, b in pairwise(borders) if b > a]
-
-
-def _segments(found: list[tuple[float, float, str]], pause: float, line: int) -> list[Segment]:
-    segments: list[Segment] = []
-    for start, end, text in found:
-        last = segments[-1] if segments else None
-        if last and start - last.end < pause and len(last.text) + 1 + len(text) <= line:
-            segments[-1] = Segment(last.start, end, f"{last.text} {text}")
-        else:
-            segments.append(Segment(start, end, text))
-    return segments
 
 
 def as_text(transcript: Transcript) -> str:
@@ -114,12 +99,9 @@ def as_text(transcript: Transcript) -> str:
 
 def as_json(transcript: Transcript) -> str:
     """The whole text, the length in seconds and the segments with their times."""
-    whole = {"text": transcript.text, "seconds": round(transcript.seconds, 3)}
-    segments = [
-        {**asdict(segment), "start": round(segment.start, 3), "end": round(segment.end, 3)}
-        for segment in transcript.segments
-    ]
-    return json.dumps({**whole, "segments": segments}, ensure_ascii=False, indent=2) + "\n"
+    segments = [{"start": round(s.start, 3), "end": round(s.end, 3), "text": s.text} for s in transcript.segments]
+    whole = {"text": transcript.text, "seconds": round(transcript.seconds, 3), "segments": segments}
+    return json.dumps(whole, ensure_ascii=False, indent=2) + "\n"
 
 
 def as_srt(transcript: Transcript) -> str:
@@ -131,8 +113,5 @@ def as_srt(transcript: Transcript) -> str:
 
 
 def _clock(seconds: float) -> str:
-    milliseconds = round(seconds * 1000)
-    whole, milliseconds = divmod(milliseconds, 1000)
-    minutes, whole = divmod(whole, 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours:02}:{minutes:02}:{whole:02},{milliseconds:03}"
+    whole, milliseconds = divmod(round(seconds * 1000), 1000)
+    return f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02},{milliseconds:03}"

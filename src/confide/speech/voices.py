@@ -2,10 +2,10 @@
 
 It stands in for the paper's corpora (PFL-ASR, section 4) where none can be had. Its three populations copy the
 paper's most realistic setting, a seed model from one distribution and users from another: the seed's speakers have one
-accent, a few voices and quiet studios; the federated users and the test speakers have other accents, other
-voices, faster and slower speech, noise and rooms. A pair of accent and voice belongs either to the federated users or
-to the test speakers, so nobody is tested on a voice that was trained on. German has one accent in espeak-ng, so
-there the populations differ in all but accent.
+accent, a few voices and quiet studios; the federated users and the test speakers have other accents, other voices,
+faster and slower speech, noise and rooms. A pair of accent and voice belongs either to the federated users or to the
+test speakers, so no test speaker has a voice that was trained on. espeak-ng knows one German accent, so there the
+populations differ in all but accent.
 
 A speaker depends on (seed, language, population, number) alone: asking for more speakers later adds to the cache.
 """
@@ -18,9 +18,8 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from itertools import product
@@ -34,9 +33,9 @@ from confide.files import cache_folder, make_folder
 from confide.progress import Reporter
 from confide.randomness import generator
 from confide.settings import LocalPath, Section
-from confide.speech.corpus import Corpus, Language, Utterance
-from confide.speech.espeak import RECORD, SAMPLE_RATE, Job, Voice
-from confide.speech.grammar import Sentences, choose, sentence
+from confide.speech.corpus import SAMPLE_RATE, Corpus, Language, Progress, Utterance
+from confide.speech.espeak import RECORD, Job, Voice
+from confide.speech.grammar import Sentences, choose, make_sentence
 
 Population = Literal["seed", "federated", "test"]
 
@@ -67,6 +66,17 @@ _VARIANTS = {
 }  # fmt: skip
 # One pair of accent and variant in so many belongs to the test speakers.
 _TEST_SHARE = 5
+# From where to where each property of a voice is drawn uniformly, in this order; studios have no echo.
+_RANGES: dict[str, dict[str, tuple[float, float]]] = {
+    "seed": {
+        "pitch": (40, 60), "pitch_range": (40, 60), "rate": (150, 185), "snr": (30, 40), "tilt": (0, 1),
+        "level": (0.3, 0.8),
+    },
+    "users": {
+        "pitch": (20, 80), "pitch_range": (20, 90), "rate": (130, 240), "snr": (8, 30), "tilt": (0, 1),
+        "reverberation": (0.1, 0.5), "echo": (0.05, 0.8), "level": (0.1, 0.9),
+    },
+}  # fmt: skip
 
 
 class SyntheticSettings(Section):
@@ -92,12 +102,12 @@ class SyntheticSettings(Section):
             raise ValueError(f"digits={digits} must be two numbers from 1 to 50, the smaller one first")
         return digits
 
-    def read(self, progress: Callable[[int, int], None] | None = None) -> Corpus:
-        """Make or find the speakers; they show a bar of their own."""
-        from confide.speech.corpora.shares import iid  # whose package imports this module
+    def read(self, progress: Progress | None = None) -> Corpus:
+        """Make or find the speakers, with a bar that counts them."""
+        from confide.speech.corpora.shares import assign_at_random  # whose package imports this module
 
-        made = synthetic_corpus(self)
-        return iid(made, self.seed) if self.users == "iid" else made
+        corpus = synthetic_corpus(self)
+        return assign_at_random(corpus, self.seed) if self.users == "iid" else corpus
 
 
 @cache
@@ -105,49 +115,43 @@ def pairs(language: Language, population: Population) -> tuple[tuple[str, str], 
     """The accents and voice variants that a population's speakers may have."""
     kind = "seed" if population == "seed" else "users"
     everything = tuple(product(_ACCENTS[language][kind], _VARIANTS[kind]))
-    return everything if kind == "seed" else tuple(p for p in everything if _is_tested(p) == (population == "test"))
+    if kind == "seed":
+        return everything
+    hashes = {pair: hashlib.blake2b("+".join(pair).encode()).digest()[0] for pair in everything}
+    return tuple(pair for pair in everything if (hashes[pair] % _TEST_SHARE == 0) == (population == "test"))
 
 
-def _is_tested(pair: tuple[str, str]) -> bool:
-    return hashlib.blake2b("+".join(pair).encode()).digest()[0] % _TEST_SHARE == 0
-
-
-def voice(settings: SyntheticSettings, number: int) -> Voice:
+def draw_voice(settings: SyntheticSettings, number: int) -> Voice:
     """The voice of one speaker."""
     draw = generator(settings.seed, f"{_purpose(settings)}/voice", user=number)
     accent, variant = choose(pairs(settings.language, settings.population), draw)
-
-    def between(low: float, high: float) -> float:
-        return low + (high - low) * float(draw.random())
-
-    if settings.population == "seed":
-        return Voice(
-            accent=accent, variant=variant, pitch=round(between(40, 60)), pitch_range=round(between(40, 60)),
-            rate=round(between(150, 185)), snr=between(30, 40), tilt=between(0, 1), reverberation=0.0, echo=0.0,
-            level=between(0.3, 0.8),
-        )  # fmt: skip
-    return Voice(
-        accent=accent, variant=variant, pitch=round(between(20, 80)), pitch_range=round(between(20, 90)),
-        rate=round(between(130, 240)), snr=between(8, 30), tilt=between(0, 1), reverberation=between(0.1, 0.5),
-        echo=between(0.05, 0.8), level=between(0.1, 0.9),
-    )  # fmt: skip
+    ranges = _RANGES["seed" if settings.population == "seed" else "users"]
+    values: dict[str, Any] = {"reverberation": 0.0, "echo": 0.0}
+    values |= {name: low + (high - low) * float(draw.random()) for name, (low, high) in ranges.items()}
+    values |= {name: round(values[name]) for name in ("pitch", "pitch_range", "rate")}
+    return Voice(accent, variant, **values)
 
 
-def synthetic_corpus(settings: SyntheticSettings, workers: int = 1, quiet: bool = False) -> Corpus:
-    """The corpus, made where the cache does not hold it yet; a stopped making goes on where it was."""
+def synthetic_corpus(settings: SyntheticSettings, quiet: bool = False) -> Corpus:
+    """The corpus. Makes the speakers that the cache does not hold, also after an earlier making was stopped."""
     folder = (settings.cache or cache_folder() / "voices").expanduser() / _digest(settings)
     names = [f"{settings.language}-{settings.population}-{number:05d}" for number in range(settings.speakers)]
     speakers = {name: _read_speaker(folder / name, name, settings) for name in names}
-    missing = [number for number, name in enumerate(names) if speakers[name] is None]
+    missing = {name: number for number, name in enumerate(names) if speakers[name] is None}
     if missing:
         make_folder(folder)
-        _sweep(folder, [names[number] for number in missing])
-        jobs = (_job(settings, number, names[number], folder) for number in missing)
+        _sweep(folder, missing)
+        jobs = (
+            Job(
+                name, str(folder / name), draw_voice(settings, number), draw_texts(settings, number),
+                settings.seed, _purpose(settings), number,
+            )
+            for name, number in missing.items()
+        )  # fmt: skip
         done = len(names) - len(missing)
         with Reporter(f"voices ({settings.population})", len(names), done=done, quiet=quiet) as reporter:
-            _speak_all(jobs, min(workers, len(missing)), reporter.advance)
-        for number in missing:
-            speakers[names[number]] = _read_speaker(folder / names[number], names[number], settings)
+            _speak_all(jobs, reporter.advance)
+        speakers |= {name: _read_speaker(folder / name, name, settings) for name in missing}
     complete = {name: own for name, own in speakers.items() if own is not None}
     if len(complete) < len(names):
         raise UserError(
@@ -175,18 +179,11 @@ def _digest(settings: SyntheticSettings) -> str:
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def texts(settings: SyntheticSettings, number: int) -> tuple[str, ...]:
+def draw_texts(settings: SyntheticSettings, number: int) -> tuple[str, ...]:
     """What one speaker says."""
     draw = generator(settings.seed, f"{_purpose(settings)}/text", user=number)
     count = settings.utterances
-    return tuple(sentence(settings.language, settings.sentences, settings.digits, draw) for _ in range(count))
-
-
-def _job(settings: SyntheticSettings, number: int, name: str, folder: Path) -> Job:
-    return Job(
-        speaker=name, folder=str(folder / name), voice=voice(settings, number), texts=texts(settings, number),
-        seed=settings.seed, purpose=_purpose(settings), number=number,
-    )  # fmt: skip
+    return tuple(make_sentence(settings.language, settings.sentences, settings.digits, draw) for _ in range(count))
 
 
 def _read_speaker(folder: Path, name: str, settings: SyntheticSettings) -> list[Utterance] | None:
@@ -205,8 +202,8 @@ def _read_speaker(folder: Path, name: str, settings: SyntheticSettings) -> list[
         return None
 
 
-def _sweep(folder: Path, names: list[str]) -> None:
-    """Remove damaged speakers, and folders under a temporary name whose process runs no more."""
+def _sweep(folder: Path, names: Iterable[str]) -> None:
+    """Remove damaged speakers, and the temporary folders of processes that have ended."""
     for name in names:
         shutil.rmtree(folder / name, ignore_errors=True)
     for left in folder.glob(".*-*.*"):
@@ -218,56 +215,33 @@ def _sweep(folder: Path, names: list[str]) -> None:
 def _is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except OSError as error:  # one of another user must not be signalled, but runs
-        return isinstance(error, PermissionError)
+    except OSError as error:
+        return isinstance(error, PermissionError)  # it runs, for another user
     return True
 
 
-def _speak_all(jobs: Iterator[Job], workers: int, advance: Callable[[str], None]) -> None:
-    """Deal the jobs out to `workers` processes; the first failure ends all of them."""
-    lock, failed = threading.Lock(), threading.Event()
-
-    def deal() -> None:
-        with subprocess.Popen(
-            [sys.executable, "-m", "confide.speech.espeak"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8",
-        ) as process:  # fmt: skip
-            try:
-                while not failed.is_set():
-                    with lock:
-                        job = next(jobs, None)
-                    if job is None:
-                        break
-                    _ask(process, job)
-                    with lock:
-                        advance(job.speaker)
-            except BaseException:
-                failed.set()
-                process.kill()
-                raise
-            finally:
-                if process.stdin is not None:
-                    process.stdin.close()
-
-    with ThreadPoolExecutor(max(1, workers)) as pool:
-        tasks = [pool.submit(deal) for _ in range(max(1, workers))]
+def _speak_all(jobs: Iterable[Job], advance: Callable[[str], None]) -> None:
+    """Let a process of `confide.speech.espeak` make one speaker after the other; the first failure ends it."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "confide.speech.espeak"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8",
+    ) as process:  # fmt: skip
         try:
-            for task in tasks:
-                task.result()
+            for job in jobs:
+                _ask(process, job)
+                advance(job.speaker)
         except BaseException:
-            failed.set()
+            process.kill()
             raise
 
 
 def _ask(process: subprocess.Popen[str], job: Job) -> None:
     answer = ""
     if process.stdin is not None and process.stdout is not None:
-        try:
+        with suppress(BrokenPipeError):
             process.stdin.write(job.to_json() + "\n")
             process.stdin.flush()
             answer = process.stdout.readline()
-        except BrokenPipeError:
-            pass
     error = json.loads(answer).get("error") if answer else "the voice process ended without an answer"
     if error:
         raise UserError(

@@ -1,10 +1,9 @@
 """Common Voice in its published layout: LANGUAGE/{train,dev,test}.tsv and LANGUAGE/clips/*.mp3.
 
 Serves PFL-ASR, section 4 and Table 2: version 13.0 in English, French and German, where a speaker is a client_id. With
-share=10 the training set becomes CV-en-train-10, with share=90 the rest of it; the paper's own names are understood
-as well.
+share=10 the training set becomes CV-en-train-10, with share=90 the rest of it; `subset` knows the paper's names too.
 
-Differs from the paper: which speakers are in a share is fixed by a hash of their ids, as the paper's choice is not
+Differs from the paper: a hash of their ids decides which speakers are in a share, as the paper's choice is not
 published. Differs from the usual tool: see `librispeech`; lhotse's recipe also wants a folder to write to.
 """
 
@@ -20,10 +19,10 @@ from pydantic_core import PydanticCustomError
 from confide.errors import UserError
 from confide.files import data_folder
 from confide.settings import LocalPath
-from confide.speech.corpora.listing import Entry, checked_corpus
+from confide.speech.corpora.listing import Entry, make_corpus
 from confide.speech.corpora.settings import SpeakerSettings
-from confide.speech.corpora.tables import Row, read_table
-from confide.speech.corpus import Corpus, Language, Progress, Skipped
+from confide.speech.corpora.tables import read_table
+from confide.speech.corpus import Corpus, Language, Progress
 
 _SOURCE = "https://commonvoice.mozilla.org/en/datasets (Common Voice Corpus 13.0)"
 _RELEASE = "cv-corpus-13.0-*"
@@ -47,46 +46,39 @@ class CommonVoiceSettings(SpeakerSettings):
     @model_validator(mode="before")
     @classmethod
     def _understand_the_papers_names(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
+        match = _PAPERS_NAME.fullmatch(str(given.get("subset", ""))) if isinstance(given, dict) else None
+        if match is None:
             return given
-        match = _PAPERS_NAME.fullmatch(str(given.get("subset", "")))
-        if match is None or (match["language"] is None and match["share"] is None):
-            return given
-        said: dict[str, Any] = {"subset": match["subset"]}
-        if match["language"] is not None:
-            said["language"] = match["language"]
-        if match["share"] is not None:
-            said["share"] = int(match["share"])
+        share = None if match["share"] is None else int(match["share"])
+        said = {key: value for key, value in (("language", match["language"]), ("share", share)) if value is not None}
         for key, value in said.items():
-            if key != "subset" and given.get(key) not in (None, value):
+            if given.get(key) not in (None, value):
                 told = {"key": key, "subset": given["subset"], "value": given[key]}
                 raise PydanticCustomError(
                     "corpus", "Input should be a {key} that agrees with {subset}, not {value}", told
                 )
-        return {**given, **said}
+        return {**given, **said, "subset": match["subset"]}
 
     def read(self, progress: Progress | None = None) -> Corpus:
         """Read the table of the subset."""
         folder = _language_folder(self)
-        rows = read_table(folder / f"{self.subset}.tsv", ("client_id", "path", "sentence"))
-        listed = (row if isinstance(row, Skipped) else _entry(folder / "clips", row) for row in rows)
-        return checked_corpus(f"CV-{self.language}-{self.subset}", self.language, listed, self, progress)
 
+        def to_entry(row: dict[str, str]) -> Entry:
+            clip = row["path"].strip()
+            # Early releases list clips without their ending.
+            file = folder / "clips" / (clip if Path(clip).suffix else f"{clip}.mp3")
+            return Entry(file.stem, row["client_id"], (file,), row["sentence"].strip())
 
-def _entry(clips: Path, row: Row) -> Entry:
-    clip = row["path"].strip()
-    # Early releases list clips without their ending.
-    file = clip if Path(clip).suffix else f"{clip}.mp3"
-    return Entry(Path(file).stem, row["client_id"], (clips / file,), row["sentence"].strip())
+        listed = read_table(folder / f"{self.subset}.tsv", ("client_id", "path", "sentence"), to_entry)
+        return make_corpus(f"CV-{self.language}-{self.subset}", self.language, listed, self, progress)
 
 
 def _language_folder(settings: CommonVoiceSettings) -> Path:
     root = settings.folder.expanduser() if settings.folder is not None else data_folder()
     table = f"{settings.subset}.tsv"
-    choices = [root, root / settings.language]
     # Without a folder, only the version that the paper uses is taken; a folder may name any.
     releases = _RELEASE if settings.folder is None else "cv-corpus-*"
-    choices += [release / settings.language for release in sorted(root.glob(releases))]
+    choices = [root, *(place / settings.language for place in (root, *sorted(root.glob(releases))))]
     # A folder that holds the table itself is the language's own: en/train.tsv is not taken for French.
     found = [c for c in choices if (c / table).is_file() and (c != root or c.resolve().name == settings.language)]
     if len(found) == 1:

@@ -1,8 +1,8 @@
 """AudioMNIST and FSDD: single spoken digits, joined into utterances of two to four digits of one speaker.
 
-Not PFL-ASR's corpora: small real ones, for trying its claims. Each recording is used once per pass. Which are joined
-is a function of the seed and of the files that are there; an utterance's id names its digits and takes, so that two
-seeds never give the same id to different audio.
+Not PFL-ASR's corpora: small real ones, for trying its claims. Each recording is used once per pass. The seed and the
+files that are there decide which are joined; an utterance's id names its digits and takes, so that two seeds never give
+the same id to different audio.
 """
 
 from __future__ import annotations
@@ -16,14 +16,11 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from confide.settings import LocalPath
-from confide.speech.corpora.listing import Entry, checked_corpus, lengths
-from confide.speech.corpora.settings import SpeakerSettings, place
-from confide.speech.corpora.shares import drawn
+from confide.speech.corpora.listing import Entry, make_corpus, read_lengths
+from confide.speech.corpora.settings import SpeakerSettings, find_folder
+from confide.speech.corpora.shares import hash_to_integer
 from confide.speech.corpus import Corpus, Progress, Skipped
-
-WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-# AudioMNIST numbers its people 01 to 60.
-TEST_FROM = 49
+from confide.speech.grammar import DIGITS
 
 # digit_speaker_take.flac, or .wav as both were first published.
 _FILE = re.compile(r"\d_[^_]+_\d+\.(?:flac|wav)")
@@ -60,14 +57,12 @@ class AudioMnistSettings(_DigitSettings):
 
     def read(self, progress: Progress | None = None) -> Corpus:
         """Join the takes of each speaker of the subset."""
-        folder = place(self.folder, "audiomnist", "AudioMNIST", _AUDIOMNIST)
-        asked = {"train": range(1, TEST_FROM), "test": range(TEST_FROM, 61), "all": range(1, 61)}[self.subset]
-        people = [
-            item for item in folder.iterdir() if item.is_dir() and item.name.isdecimal() and int(item.name) in asked
-        ]
-        files = (file for person in people for file in person.iterdir())
+        folder = find_folder(self.folder, "audiomnist", "AudioMNIST", _AUDIOMNIST)
+        asked = {"train": range(1, 49), "test": range(49, 61), "all": range(1, 61)}[self.subset]
+        everyone = (item for item in folder.iterdir() if item.is_dir() and item.name.isdecimal())
+        files = (file for person in everyone if int(person.name) in asked for file in person.iterdir())
         name = "AudioMNIST" if self.subset == "all" else f"AudioMNIST-{self.subset}"
-        return _joined(name, files, self, progress)
+        return _join(name, files, self, progress)
 
 
 class FsddSettings(_DigitSettings):
@@ -78,17 +73,17 @@ class FsddSettings(_DigitSettings):
 
     def read(self, progress: Progress | None = None) -> Corpus:
         """Join the takes of each speaker."""
-        folder = place(self.folder, "fsdd", "FSDD", _FSDD)
-        return _joined("FSDD", folder.iterdir(), self, progress)
+        folder = find_folder(self.folder, "fsdd", "FSDD", _FSDD)
+        return _join("FSDD", folder.iterdir(), self, progress)
 
 
-def _joined(name: str, files: Iterable[Path], settings: _DigitSettings, progress: Progress | None) -> Corpus:
+def _join(name: str, files: Iterable[Path], settings: _DigitSettings, progress: Progress | None) -> Corpus:
     recordings = sorted(file for file in files if _FILE.fullmatch(file.name))
     takes: dict[str, list[Path]] = {}
     seconds: dict[Path, float] = {}
     skipped: list[Skipped] = []
     # A damaged recording is left out before joining, so that it does not take its neighbours with it.
-    for file, length in zip(recordings, lengths(recordings, progress), strict=True):
+    for file, length in zip(recordings, read_lengths(recordings, progress), strict=True):
         if isinstance(length, str):
             skipped.append(Skipped(file.name, length))
         else:
@@ -101,11 +96,11 @@ def _joined(name: str, files: Iterable[Path], settings: _DigitSettings, progress
             skipped += [Skipped(file.name, reason) for file in own]
             continue
         for seed in range(settings.seed, settings.seed + settings.passes):
-            order = sorted(own, key=lambda file: (drawn(seed, "digits", file.stem), file.stem))
+            order = sorted(own, key=lambda file: (hash_to_integer(seed, "digits", file.stem), file.stem))
             for group in _groups(order, speaker, seed, settings):
                 entry = _entry(speaker, group, sum(seconds[file] for file in group))
                 entries[entry.id] = entry  # two passes may join the same recordings; they count once
-    return checked_corpus(name, "en", [*skipped, *entries.values()], settings)
+    return make_corpus(name, "en", [*skipped, *entries.values()], settings)
 
 
 def _groups(files: list[Path], speaker: str, seed: int, settings: _DigitSettings) -> Iterable[list[Path]]:
@@ -114,7 +109,7 @@ def _groups(files: list[Path], speaker: str, seed: int, settings: _DigitSettings
     while begin < len(files):
         left = len(files) - begin
         sizes = [n for n in range(settings.fewest, settings.most + 1) if left == n or left - n >= settings.fewest]
-        size = sizes[drawn(seed, "length", speaker, str(begin)) % len(sizes)]
+        size = sizes[hash_to_integer(seed, "length", speaker, str(begin)) % len(sizes)]
         yield files[begin : begin + size]
         begin += size
 
@@ -122,5 +117,5 @@ def _groups(files: list[Path], speaker: str, seed: int, settings: _DigitSettings
 def _entry(speaker: str, group: list[Path], seconds: float) -> Entry:
     parts = [file.stem.split("_") for file in group]
     takes = "-".join(f"{digit}.{take}" for digit, _, take in parts)
-    text = " ".join(WORDS[int(digit)] for digit, _, _ in parts)
+    text = " ".join(DIGITS["en"][int(digit)] for digit, _, _ in parts)
     return Entry(f"{speaker}-{takes}", speaker, tuple(group), text, seconds)

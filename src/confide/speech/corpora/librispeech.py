@@ -3,14 +3,14 @@
 Serves PFL-ASR, section 4 and Table 2: LS-100, LS-360 and LS-500 are the three training subsets, LS-860 and LS-960
 their unions. Any other subset folder that is there, such as train-clean-5 of Mini LibriSpeech, goes by its own name.
 
-Differs from the usual tool: lhotse's recipe reads the same layout, and a test holds the two to the same list, but it
-stops at the first damaged file or empty transcript and passes over a missing file, where a run here has to go on and
-name each of them.
+Differs from the usual tool: lhotse's recipe reads the same layout, and a test compares the two lists, but it stops at
+the first damaged file or empty transcript and passes over a missing file. A run here goes on and names each of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,8 +18,8 @@ from pydantic import Field
 
 from confide.errors import UserError
 from confide.settings import Local, LocalPath, is_path
-from confide.speech.corpora.listing import Entry, checked_corpus
-from confide.speech.corpora.settings import SpeakerSettings, place
+from confide.speech.corpora.listing import Entry, make_corpus
+from confide.speech.corpora.settings import SpeakerSettings, find_folder
 from confide.speech.corpus import Corpus, Progress, Skipped
 
 UNIONS: dict[str, tuple[str, ...]] = {
@@ -47,19 +47,16 @@ class LibriSpeechSettings(SpeakerSettings):
 
     def read(self, progress: Progress | None = None) -> Corpus:
         """Read the subset's transcripts; the speaker is the first part of an utterance's name."""
-        root = place(self.folder, "LibriSpeech", "LibriSpeech", _SOURCE)
+        root = find_folder(self.folder, "LibriSpeech", "LibriSpeech", _SOURCE)
         if (root / "LibriSpeech").is_dir():
             root = root / "LibriSpeech"
-        listed = [
-            item
-            for part in UNIONS.get(self.subset, (self.subset,))
-            for transcript in sorted(_subset(root, part, self.subset).rglob("*.trans.txt"))
-            for item in _read(transcript)
-        ]
-        return checked_corpus(_name(self.subset), "en", listed, self, progress)
+        folders = [_find_subset(root, part, self.subset) for part in UNIONS.get(self.subset, (self.subset,))]
+        transcripts = (transcript for folder in folders for transcript in sorted(folder.rglob("*.trans.txt")))
+        listed = chain.from_iterable(map(_read, transcripts))
+        return make_corpus(_name(self.subset), "en", listed, self, progress)
 
 
-def _subset(root: Path, part: str, asked: str) -> Path:
+def _find_subset(root: Path, part: str, asked: str) -> Path:
     folder = root / part
     if not folder.is_dir():
         there = sorted(item.name for item in root.iterdir() if item.is_dir())
@@ -84,6 +81,6 @@ def _read(transcript: Path) -> Iterator[Entry | Skipped]:
 
 
 def _name(subset: str) -> str:
-    """Table 2's name where there is one."""
+    """The name that Table 2 gives a subset, or one like it."""
     short = {parts[0]: name for name, parts in UNIONS.items() if len(parts) == 1}
     return short.get(subset, subset if subset in UNIONS else f"LS-{subset}")

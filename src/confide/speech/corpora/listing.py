@@ -1,4 +1,4 @@
-"""From what a corpus lists to what can be used: the checks that all corpora share.
+"""The checks of all corpora: which of the listed utterances can be used.
 
 PFL-ASR, section 4, uses utterances of at most 30 s. Here an utterance that is longer, has no text, or whose file
 cannot be opened is counted and named, and never stops a run; a corpus of which nothing is left is an error.
@@ -20,8 +20,8 @@ from confide.speech.corpus import (
     Skipped,
     Undecodable,
     Utterance,
-    counted,
-    measured,
+    count_by_reason,
+    file_seconds,
     read_audio,
 )
 
@@ -30,7 +30,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Entry:
-    """An utterance as a corpus lists it; without `seconds`, its files have not been looked at yet."""
+    """An utterance as a corpus lists it; where `seconds` is None, `make_corpus` reads the length from its files."""
 
     id: str
     speaker: str
@@ -39,111 +39,82 @@ class Entry:
     seconds: float | None = None
 
 
-def checked_corpus(
-    name: str,
-    language: Language,
-    listed: Iterable[Entry | Skipped],
-    settings: SpeakerSettings,
+def make_corpus(
+    name: str, language: Language, listed: Iterable[Entry | Skipped], settings: SpeakerSettings,
     progress: Progress | None = None,
-) -> Corpus:
+) -> Corpus:  # fmt: skip
     """Take the share of the speakers, check each of its utterances, and order what is left.
 
     The share is taken of the speakers that are listed, before any file is opened, so that a damaged file does not
     move other speakers from one share to the other.
     """
-    skipped: list[Skipped] = []
-    entries: list[Entry] = []
-    for item in listed:
-        if isinstance(item, Skipped):
-            skipped.append(item)
-        else:
-            entries.append(item)
+    everything = list(listed)
+    skipped = [item for item in everything if isinstance(item, Skipped)]
+    entries = [item for item in everything if isinstance(item, Entry)]
     if settings.share is not None and entries:
-        chosen = shares.share((entry.speaker for entry in entries), settings.share)
+        chosen = shares.choose_share((entry.speaker for entry in entries), settings.share)
         entries = [entry for entry in entries if entry.speaker in chosen]
         name = f"{name}-{settings.share:02d}"
-    usable, refused = _checked(entries, settings.max_seconds, progress)
-    speakers: dict[str, list[Utterance]] = {}
-    for utterance in sorted(usable, key=lambda u: (u.speaker, u.id)):
-        speakers.setdefault(utterance.speaker, []).append(utterance)
-    corpus = Corpus(name, language, speakers, [*skipped, *refused])
-    if not speakers:
-        raise UserError(_nothing_left(corpus))
-    return shares.iid(corpus, settings.seed) if settings.users == "iid" else corpus
+    usable: dict[str, Utterance] = {}
+    unknown = [path for entry in entries if entry.seconds is None for path in entry.audio]
+    lengths = read_lengths(unknown, progress)
+    for entry in entries:
+        parts = [entry.seconds] if entry.seconds is not None else [next(lengths) for _ in entry.audio]
+        seconds = sum(part for part in parts if isinstance(part, float))
+        faults = [part for part in parts if isinstance(part, str)]
+        if not entry.text.strip():
+            faults.append("empty text")
+        if entry.id in usable:
+            faults.append("listed twice")
+        if seconds > settings.max_seconds:
+            faults.append(f"longer than {settings.max_seconds:g} s: {seconds:.1f} s")
+        if faults:
+            skipped.append(Skipped(entry.id, faults[0]))
+        else:
+            usable[entry.id] = Utterance(entry.id, entry.speaker, entry.audio, seconds, entry.text)
+    ordered = sorted(usable.values(), key=lambda u: (u.speaker, u.id))
+    corpus = _group_by_speaker(Corpus(name, language, {}, skipped), ordered)
+    return shares.assign_at_random(corpus, settings.seed) if settings.users == "iid" else corpus
 
 
-def lengths(files: Sequence[Path], progress: Progress | None = None) -> Iterator[float | str]:
-    """For each file how long it is, in seconds, or why it cannot be used."""
+def read_lengths(files: Sequence[Path], progress: Progress | None = None) -> Iterator[float | str]:
+    """For each file its length in seconds, or why it cannot be used."""
     # One after the other: a header takes a tenth of a millisecond, and handing it to a thread takes longer.
     for done, file in enumerate(files, start=1):
-        yield _length(file)
+        try:
+            yield file_seconds(file)
+        except Undecodable as error:
+            yield str(error)
         if progress is not None:
             progress(done, len(files))
 
 
-def _checked(
-    entries: Sequence[Entry], longest: float, progress: Progress | None
-) -> tuple[list[Utterance], list[Skipped]]:
-    usable: list[Utterance] = []
-    skipped: list[Skipped] = []
-    seen: set[str] = set()
-    unknown = [entry for entry in entries if entry.seconds is None]
-    looked_at = lengths([path for entry in unknown for path in entry.audio], progress)
-    for entry in entries:
-        parts = [entry.seconds] if entry.seconds is not None else [next(looked_at) for _ in entry.audio]
-        seconds = sum(part for part in parts if isinstance(part, float))
-        reason = next((part for part in parts if isinstance(part, str)), None)
-        reason = reason or _fault(entry, seconds, longest, seen)
-        if reason is not None:
-            skipped.append(Skipped(entry.id, reason))
-        else:
-            seen.add(entry.id)
-            usable.append(Utterance(entry.id, entry.speaker, entry.audio, seconds, entry.text))
-    return usable, skipped
-
-
-def _fault(entry: Entry, seconds: float, longest: float, seen: set[str]) -> str | None:
-    if not entry.text.strip():
-        return "empty text"
-    if entry.id in seen:
-        return "listed twice"
-    if seconds > longest:
-        return f"longer than {longest:g} s: {seconds:.1f} s"
-    return None
-
-
-def _length(path: Path) -> float | str:
-    try:
-        return measured(path)
-    except Undecodable as error:
-        return str(error)
-
-
-def verified(corpus: Corpus, progress: Progress | None = None) -> Corpus:
-    """The corpus after every file was decoded once: what does not decode moves to `skipped`."""
+def decode_all(corpus: Corpus, progress: Progress | None = None) -> Corpus:
+    """Decode every file once, and move what does not decode to `skipped`."""
     everything = corpus.utterances()
-    speakers: dict[str, list[Utterance]] = {}
-    skipped = list(corpus.skipped)
+    sound, skipped = [], list(corpus.skipped)
     for done, utterance in enumerate(everything, start=1):
         try:
             read_audio(utterance)
-            speakers.setdefault(utterance.speaker, []).append(utterance)
+            sound.append(utterance)
         except Undecodable as error:
             skipped.append(Skipped(utterance.id, str(error)))
         if progress is not None:
             progress(done, len(everything))
-    sound = replace(corpus, speakers=speakers, skipped=skipped)
-    if not speakers:
-        raise UserError(_nothing_left(sound))
-    return sound
+    return _group_by_speaker(replace(corpus, skipped=skipped), sound)
 
 
-def _nothing_left(corpus: Corpus) -> str:
-    """The message for a corpus without a usable speaker."""
-    reasons = "; ".join(f"{count} {kind}" for kind, count in counted(corpus.skipped).items())
+def _group_by_speaker(corpus: Corpus, utterances: Iterable[Utterance]) -> Corpus:
+    """The corpus with these utterances; one without any is refused."""
+    speakers: dict[str, list[Utterance]] = {}
+    for utterance in utterances:
+        speakers.setdefault(utterance.speaker, []).append(utterance)
+    if speakers:
+        return replace(corpus, speakers=speakers)
+    reasons = "; ".join(f"{count} {kind}" for kind, count in count_by_reason(corpus.skipped).items())
     first = ", ".join(f"{item.id} ({item.reason})" for item in corpus.skipped[:_SHOWN])
     found = f"all {len(corpus.skipped)} utterances were skipped: {reasons}; first: {first}" if first else "it is empty"
-    return (
+    raise UserError(
         f"the corpus {corpus.name} has no usable speaker, {found}; expected at least one utterance with audio that "
         "decodes, some text, and no more than max_seconds: check the folder and the subset"
     )

@@ -1,21 +1,51 @@
-"""A corpus that a user brings: `corpus: {kind: python, factory: module:function, options: {...}}`.
+"""Corpora of your own, which PFL-ASR does not use: a folder of recordings, or a Python function that lists them.
 
-The function gets the options and answers with an `Entry` (or a `Skipped`) for each utterance; the checks, shares and
-users of all corpora apply to them. Whoever writes the recipe chooses code that runs here, so a client refuses it from a
-server.
+The folder is SPEAKER/UTTERANCE.{wav,flac,mp3} with a .txt beside each; every file that is left out is named, with the
+reason. The function, `corpus: {kind: python, factory: module:function, options: {...}}`, takes the options and returns
+an `Entry` (or a `Skipped`) for each utterance. Whoever writes the recipe chooses code that runs here, so a client
+refuses it from a server. The checks, shares and users of all corpora apply to both.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
 from confide.errors import UserError
-from confide.settings import FunctionName, imported
-from confide.speech.corpora.listing import Entry, checked_corpus
+from confide.settings import FunctionName, LocalPath, imported
+from confide.speech.corpora.listing import Entry, make_corpus
 from confide.speech.corpora.settings import SpeakerSettings
 from confide.speech.corpus import Corpus, Language, Progress, Skipped
+
+AUDIO = (".wav", ".flac", ".mp3", ".ogg")
+
+
+class FolderSettings(SpeakerSettings):
+    """A folder of speakers' folders: speaker/utterance.wav (or flac, mp3, ogg) and speaker/utterance.txt."""
+
+    kind: Literal["folder"] = "folder"
+    folder: LocalPath = Field(description="the folder whose subfolders are the speakers")
+    language: Language = Field("en", description="en, fr or de")
+
+    def read(self, progress: Progress | None = None) -> Corpus:
+        """Every folder is a speaker, with folders in it or without."""
+        root = self.folder.expanduser()
+        if not root.is_dir():
+            raise UserError(
+                f"folder={root} is no folder; expected one whose subfolders are the speakers, each with audio files "
+                "and a .txt of the same name beside each"
+            )
+        listed = []
+        for path in sorted(root.rglob("*")):
+            parts = path.relative_to(root).parts
+            if path.is_dir() or any(part.startswith(".") for part in parts):
+                continue
+            entry = _entry(path, parts)
+            if entry is not None:
+                listed.append(entry if isinstance(entry, Entry) else Skipped("/".join(parts), entry))
+        return make_corpus(root.resolve().name, self.language, listed, self, progress)
 
 
 class PythonCorpusSettings(SpeakerSettings):
@@ -35,4 +65,25 @@ class PythonCorpusSettings(SpeakerSettings):
                     f"corpus.factory={self.factory}: item {number} that it gave is a {type(entry).__name__}; expected "
                     "an Entry of confide.speech.corpora.listing for each utterance"
                 )
-        return checked_corpus(self.factory.replace(":", "-"), self.language, listed, self, progress)
+        return make_corpus(self.factory.replace(":", "-"), self.language, listed, self, progress)
+
+
+def _entry(path: Path, parts: tuple[str, ...]) -> Entry | str | None:
+    """The utterance of an audio file, the reason why a file cannot be used, or None for a file to pass over."""
+    ending = path.suffix.lower()
+    if ending == ".txt":
+        spoken = any(path.with_suffix(e).exists() or path.with_suffix(e.upper()).exists() for e in AUDIO)
+        return None if spoken or len(parts) == 1 else "text without audio"
+    if ending not in AUDIO:
+        return None if len(parts) == 1 else f"not {', '.join(e[1:] for e in AUDIO)}: {ending or 'no ending'}"
+    if len(parts) == 1:
+        return "no speaker: the file lies beside the speakers' folders, not in one of them"
+    try:
+        text = path.with_suffix(".txt").read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        return "no text: there is no .txt of the same name beside it"
+    except UnicodeDecodeError:
+        return "unreadable text: it is not UTF-8"
+    except OSError as error:
+        return f"unreadable text: {error.strerror}"
+    return Entry(Path(*parts).with_suffix("").as_posix(), parts[0], (path,), " ".join(text.split()))

@@ -38,7 +38,7 @@ class SpeakerSettings(Section):
         return share
 
 
-def place(given: Path | None, name: str, title: str, source: str) -> Path:
+def find_folder(given: Path | None, name: str, title: str, source: str) -> Path:
     """The folder of a corpus: the one given, or `name` under the data folder. `source` says where to get it."""
     folder = given.expanduser() if given is not None else data_folder() / name
     if not folder.is_dir():

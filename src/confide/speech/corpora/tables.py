@@ -1,28 +1,86 @@
-"""Tables of utterances: tab-separated UTF-8 with a header line and no quoting, as Common Voice publishes them."""
+"""Corpora listed in tables: tab-separated UTF-8 with a header line and no quoting, as Common Voice publishes them.
+
+A table of your own, and CMU AN4: spelled words, numbers and commands by 84 people, as 16 kHz FLAC with train.tsv and
+test.tsv. AN4 is not one of PFL-ASR's corpora: a small real one, for trying its claims. Its training and test speakers
+are different people.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
 
 from confide.errors import UserError
-from confide.speech.corpus import Skipped
+from confide.settings import LocalPath
+from confide.speech.corpora.listing import Entry, make_corpus
+from confide.speech.corpora.settings import SpeakerSettings, find_folder
+from confide.speech.corpus import Corpus, Language, Progress, Skipped
+
+_AN4 = (
+    "http://www.speech.cs.cmu.edu/databases/an4 (as FLAC files, with tables train.tsv and test.tsv of the columns "
+    "utterance, speaker, path and text)"
+)
 
 
-@dataclass(frozen=True)
-class Row:
-    line: int
-    values: dict[str, str]
+class TsvSettings(SpeakerSettings):
+    """A tab-separated table with the columns speaker, path, text and, if you like, utterance."""
 
-    def __getitem__(self, column: str) -> str:
-        return self.values[column]
+    kind: Literal["tsv"] = "tsv"
+    file: LocalPath = Field(description="the table; its first line names the columns")
+    folder: LocalPath | None = Field(
+        None, description="what paths in the table are relative to; else the table's folder"
+    )
+    language: Language = Field("en", description="en, fr or de")
+
+    def read(self, progress: Progress | None = None) -> Corpus:
+        """One row per utterance; without the column utterance, the path is its name."""
+        file = self.file.expanduser()
+        root = self.folder.expanduser() if self.folder is not None else file.parent
+        listed = read_table(file, ("speaker", "path", "text"), _entry_below(root), filled=("speaker", "path"))
+        return make_corpus(file.stem, self.language, listed, self, progress)
 
 
-def read_table(path: Path, columns: Sequence[str]) -> Iterator[Row | Skipped]:
-    """The rows of a table that has at least these columns; a row that lacks one of them comes as `Skipped`."""
+class An4Settings(SpeakerSettings):
+    """CMU AN4: spelled words, numbers and commands, about 100 words in all."""
+
+    kind: Literal["an4"] = "an4"
+    folder: LocalPath | None = Field(
+        None, description="the folder with train.tsv and test.tsv; else an4 in CONFIDE_DATA"
+    )
+    subset: Literal["train", "test"] = Field("train", description="train has 74 speakers, test 10 others")
+
+    def read(self, progress: Progress | None = None) -> Corpus:
+        """Read the table of the subset."""
+        folder = find_folder(self.folder, "an4", "AN4", _AN4)
+        columns = ("utterance", "speaker", "path", "text")
+        listed = read_table(folder / f"{self.subset}.tsv", columns, _entry_below(folder))
+        return make_corpus(f"AN4-{self.subset}", "en", listed, self, progress)
+
+
+def _entry_below(root: Path) -> Callable[[dict[str, str]], Entry]:
+    """A function that makes an entry of a row, whose path is relative to `root`."""
+
+    def to_entry(row: dict[str, str]) -> Entry:
+        row = {column: value.strip() for column, value in row.items()}
+        return Entry(row.get("utterance") or row["path"], row["speaker"], (root / row["path"],), row["text"])
+
+    return to_entry
+
+
+def read_table(
+    path: Path, columns: Sequence[str], to_entry: Callable[[dict[str, str]], Entry], filled: Sequence[str] = ()
+) -> Iterator[Entry | Skipped]:
+    """Read a table that has at least these columns, an utterance per row.
+
+    A row that lacks one of the columns, or has nothing but white space in one of `filled`, is skipped.
+    """
     try:
-        lines = _lines(path)
+        # Only \n ends a line: a sentence may hold other characters that Python would take for an end.
+        with path.open(encoding="utf-8-sig", newline="\n") as file:
+            lines = [line.rstrip("\r\n") for line in file] or [""]
     except OSError as error:
         raise UserError(f"cannot read the table {path} ({error.strerror}); expected a tab-separated file") from None
     except UnicodeDecodeError as error:
@@ -37,12 +95,7 @@ def read_table(path: Path, columns: Sequence[str]) -> Iterator[Row | Skipped]:
     for number, line in enumerate(lines[1:], start=2):
         if not line.strip():
             continue
-        values = dict(zip(header, line.split("\t"), strict=False))
-        empty = [name for name in columns if name not in values]
-        yield Skipped(f"{path.name}:{number}", f"short row: no {empty[0]}") if empty else Row(number, values)
-
-
-def _lines(path: Path) -> list[str]:
-    # Only \n ends a line: a sentence may hold other characters that Python would take for an end.
-    with path.open(encoding="utf-8-sig", newline="\n") as file:
-        return [line.rstrip("\r\n") for line in file] or [""]
+        row = dict(zip(header, line.split("\t"), strict=False))
+        faults = [f"short row: no {name}" for name in columns if name not in row]
+        faults = faults or [f"no {name}" for name in filled if not row[name].strip()]
+        yield Skipped(f"{path.name}:{number}", faults[0]) if faults else to_entry(row)
