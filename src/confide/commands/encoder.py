@@ -30,29 +30,20 @@ app = typer.Typer(
 )
 
 
-def mount(parent: typer.Typer) -> None:
-    parent.add_typer(app, name="encoder")
-
-
 @app.command("list")
 def list_presets(as_json: Json = False) -> None:
     """Encoders that install by one command, and which of them are here."""
     from confide.encoders.presets import PRESETS
 
     if as_json:
-        print_json(
-            {
-                name: {
-                    "model": chosen.model,
-                    "about": chosen.about,
-                    "megabytes": chosen.megabytes,
-                    "licence": chosen.licence,
-                    "from": [f"{chosen.client}: {package}" for package in chosen.packages],
-                    "folder": str(chosen.folder) if chosen.installed else None,
-                }
-                for name, chosen in PRESETS.items()
+        print_json({
+            name: {
+                "model": chosen.model, "about": chosen.about, "megabytes": chosen.megabytes, "licence": chosen.licence,
+                "from": [f"{chosen.client}: {package}" for package in chosen.packages],
+                "folder": str(chosen.folder) if chosen.installed else None,
             }
-        )
+            for name, chosen in PRESETS.items()
+        })  # fmt: skip
         return
     for name, chosen in PRESETS.items():
         typer.echo(f"{name}: {chosen.model}: {chosen.about}")

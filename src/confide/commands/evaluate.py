@@ -24,10 +24,6 @@ Sets = Annotated[
 ]
 
 
-def mount(app: typer.Typer) -> None:
-    app.command()(evaluate)
-
-
 def evaluate(
     run: FinishedRun, corpus: Kind = None, settings: Sets = None, language_model: Arpa = None, as_json: Json = False
 ) -> None:

@@ -16,13 +16,6 @@ if TYPE_CHECKING:
 _WIDTH = 110
 
 
-def mount(app: typer.Typer) -> None:
-    """Add the commands to the main one."""
-    app.command()(report)
-    app.command()(compare)
-    app.command()(watch)
-
-
 def report(
     run: Folder,
     figures: Annotated[
