@@ -116,7 +116,7 @@ def test_the_demo_makes_its_four_runs_once_and_sums_them_up(
 
 
 def test_extrapolation_stops_at_the_first_doubling_that_is_enough() -> None:
-    people, spent = demo.extrapolated(16, 60, 50)
+    people, spent = demo.extrapolate(16, 60, 50)
     from confide.privacy.planner import Point
 
     half = people // 2
