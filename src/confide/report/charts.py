@@ -13,7 +13,7 @@ import html
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -91,7 +91,7 @@ class Chart:
                 parts.append(f"<line class=level y1={TOP} y2={HEIGHT - BOTTOM} x1={x} x2={x} />")
         for number, line in enumerate(lines):
             parts.append(
-                f'<g class="series c{line.colour % COLOURS}" data-series={number}>{_drawn(line, across, up)}</g>'
+                f'<g class="series c{line.colour % COLOURS}" data-series={number}>{_draw(line, across, up)}</g>'
             )
         said, title = html.escape(self.said), html.escape(self.title)
         return (
@@ -151,16 +151,7 @@ def _thinned(line: Line, log: bool, log_x: bool) -> Line:
     low, high = (
         None if band is None else [_band(band[i], line.ys[i], log) for i in kept] for band in (line.low, line.high)
     )
-    return Line(
-        line.label,
-        [line.xs[i] for i in kept],
-        [line.ys[i] for i in kept],
-        line.colour,
-        line.dashed,
-        line.dots,
-        low,
-        high,
-    )
+    return replace(line, xs=[line.xs[i] for i in kept], ys=[line.ys[i] for i in kept], low=low, high=high)
 
 
 def _band(value: float | None, middle: float | None, log: bool) -> float | None:
@@ -218,13 +209,13 @@ def _frame(across: Axis, up: Axis, name: str, whole: bool) -> str:
     return "".join(parts)
 
 
-def _drawn(line: Line, across: Axis, up: Axis) -> str:
-    places = [(across.at(x), up.at(float(y))) for x, y in zip(line.xs, line.ys, strict=True) if y is not None]
-    parts = []
+def _draw(line: Line, across: Axis, up: Axis) -> str:
+    def place(ys: Numbers) -> list[tuple[float, float]]:
+        return [(across.at(x), up.at(float(y))) for x, y in zip(line.xs, ys, strict=True) if y is not None]
+
+    places, parts = place(line.ys), []
     if line.low is not None and line.high is not None:
-        edge = [(across.at(x), up.at(float(v))) for x, v in zip(line.xs, line.high, strict=True) if v is not None]
-        back = [(across.at(x), up.at(float(v))) for x, v in zip(line.xs, line.low, strict=True) if v is not None]
-        parts.append(f'<path class=band d="{_path([*edge, *reversed(back)])}Z"/>')
+        parts.append(f'<path class=band d="{_path([*place(line.high), *reversed(place(line.low))])}Z"/>')
     if len(places) > 1 and not line.dots:
         parts.append(f'<path class="curve{" dashed" if line.dashed else ""}" d="{_path(places)}"/>')
     if line.dots or len(places) <= 24:

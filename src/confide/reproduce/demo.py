@@ -65,7 +65,8 @@ def demo(out: Path, workers: int, quiet: bool = False) -> list[DemoRun]:
 
 
 def _row(said: str, summary: dict[str, Any], place: Path) -> DemoRun:
-    metrics, privacy = summary["metrics"], (None, None, None)
+    metrics = summary["metrics"]
+    privacy: tuple[float | None, int | None, float | None] = (None, None, None)
     if summary["mechanism"] != "none":
         privacy = (summary["epsilon"], *extrapolate(summary["cohort"], summary["population"], summary["steps"]))
     return DemoRun(said, metrics["wer"], metrics["cer"], *privacy, place / "report.html")
