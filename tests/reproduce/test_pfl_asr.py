@@ -51,7 +51,7 @@ def test_every_cell_of_every_table_is_a_sound_recipe_of_its_own(name: str, base:
     for cell in pfl_asr.TABLES[name]():
         for tried in cell.best_of:
             start = "task.start=null" if cell.start == pfl_asr.FRESH else f"task.start={cell.start}"
-            found = recipe.load(f"{base}/federated", [start, *pfl_asr.resolved(cell.changes), *tried])
+            found = recipe.load(f"{base}/federated", [start, *pfl_asr.resolve(cell.changes), *tried])
             digests.append(found.digest)
     assert len(set(digests)) == len(digests)
     assert any(cell.paper for cell in pfl_asr.TABLES[name]())

@@ -99,20 +99,13 @@ def describe(
     folder = find(source)
     note = origin(folder) if folder is not None else None
     facts: dict[str, Any] = {
-        "source": source,
-        "folder": None if folder is None else str(folder),
-        "type": encoder.model.config.model_type,
-        "kind": "causal" if encoder.causal else "masked",
-        "blocks": encoder.blocks_count,
-        "width": encoder.width,
+        "source": source, "folder": None if folder is None else str(folder), "type": encoder.model.config.model_type,
+        "kind": "causal" if encoder.causal else "masked", "blocks": encoder.blocks_count, "width": encoder.width,
         "adapter": encoder.embedding_width**2,
         "weights": sum(tensor.numel() for tensor in encoder.model.parameters()),
-        "context": encoder.context,
-        "vocabulary": len(encoder.tokeniser),
-        "end_of_text": encoder.tokeniser.eos_token,
-        "identity": encoder.identity,
-        "origin": note,
-    }
+        "context": encoder.context, "vocabulary": len(encoder.tokeniser), "end_of_text": encoder.tokeniser.eos_token,
+        "identity": encoder.identity, "origin": note,
+    }  # fmt: skip
     if as_json:
         print_json(facts)
         return

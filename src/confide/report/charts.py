@@ -75,7 +75,7 @@ class Chart:
 
     def svg(self) -> str:
         """The figure, or nothing where there is no value to draw."""
-        lines = [_thinned(line, self.log, self.log_x) for line in self.lines]
+        lines = [_thin_line(line, self.log, self.log_x) for line in self.lines]
         lines = [line for line in lines if any(y is not None for y in line.ys)]
         if not lines:
             return ""
@@ -106,8 +106,8 @@ class Chart:
         low, high = min(ys), max(ys)
         if self.from_zero and not self.log:
             low = min(low, 0.0)
-        x_low, x_high = _apart(min(xs), max(xs), self.log_x, 0.0)
-        y_low, y_high = _apart(low, high, self.log, 0.04)
+        x_low, x_high = _spread_ends(min(xs), max(xs), self.log_x, 0.0)
+        y_low, y_high = _spread_ends(low, high, self.log, 0.04)
         if self.from_zero and not self.log and low >= 0:
             y_low = 0.0
         return Axis(x_low, x_high, self.log_x, LEFT, WIDTH - RIGHT), Axis(y_low, y_high, self.log, HEIGHT - BOTTOM, TOP)
@@ -140,7 +140,7 @@ def number(value: float) -> str:
     return f"{mantissa}e{int(power)}"
 
 
-def _thinned(line: Line, log: bool, log_x: bool) -> Line:
+def _thin_line(line: Line, log: bool, log_x: bool) -> Line:
     """Only values that can be drawn, and not more of them than a screen can show."""
 
     def fits(x: float, y: float | None) -> bool:
@@ -160,7 +160,7 @@ def _band(value: float | None, middle: float | None, log: bool) -> float | None:
     return value if good else middle
 
 
-def _apart(low: float, high: float, log: bool, room: float) -> tuple[float, float]:
+def _spread_ends(low: float, high: float, log: bool, room: float) -> tuple[float, float]:
     """Ends of an axis that are not the same."""
     if log:
         if high / low < 1.001:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -104,30 +103,22 @@ def _recipes(found: Comparison) -> list[str]:
 def _charts(found: Comparison) -> list[Chart]:
     records = [read_json_lines(run.folder / METRICS) for run in found.runs]
 
-    def lines(value: Callable[[dict[str, Any]], float | None]) -> list[Line]:
-        points = [[(float(r["step"]), y) for r in own if (y := value(r)) is not None] for own in records]
+    scores = [[{"step": r["step"], **r.get("evaluation", {})} for r in own] for own in records]
+
+    def lines(name: str, kept: list[list[dict[str, Any]]] = records) -> list[Line]:
+        known = [[r for r in own if r.get(name) is not None] for own in kept]
         return [
-            Line(run.name, [x for x, _ in own], [y for _, y in own], place)
-            for place, (run, own) in enumerate(zip(found.runs, points, strict=True))
+            Line(run.name, [float(r["step"]) for r in own], [r[name] for r in own], place)
+            for place, (run, own) in enumerate(zip(found.runs, known, strict=True))
         ]
 
-    charts = [
-        Chart(
-            metric, "Of the central model on the test set.",
-            lines(lambda record, metric=metric: record.get("evaluation", {}).get(metric)),
-        )
-        for metric in dict.fromkeys(run.metric for run in found.runs)
-    ]  # fmt: skip
-    charts.append(
-        Chart(
-            "loss of the cohort", "Mean loss of the users, before they train.", lines(lambda record: record.get("loss"))
-        )
-    )
-    charts.append(Chart("privacy spent", "Epsilon so far.", lines(lambda record: record.get("epsilon")), log=True))
-    charts.append(
-        Chart("signal-to-noise ratio", "Aggregate over noise.", lines(lambda record: record.get("snr")), log=True)
-    )
-    return charts
+    metrics = dict.fromkeys(run.metric for run in found.runs)
+    return [
+        *(Chart(metric, "Of the central model on the test set.", lines(metric, scores)) for metric in metrics),
+        Chart("loss of the cohort", "Mean loss of the users, before they train.", lines("loss")),
+        Chart("privacy spent", "Epsilon so far.", lines("epsilon"), log=True),
+        Chart("signal-to-noise ratio", "Aggregate over noise.", lines("snr"), log=True),
+    ]
 
 
 def _groups(found: Comparison) -> list[str]:

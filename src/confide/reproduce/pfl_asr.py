@@ -212,7 +212,7 @@ def reproduce(what: str, folder: Path, dataset: str, seeds: int, workers: int, q
     kept, label = folder.parent / f"{dataset}-cells", f"pfl-asr/{what} ({dataset})"
 
     def recipe_of(cell: Cell, tried: tuple[str, ...], seed: int) -> Recipe:
-        changes = [*_begin(cell.start, places), *resolved(cell.changes), *tried, f"run.seed={seed}"]
+        changes = [*_begin(cell.start, places), *resolve(cell.changes), *tried, f"run.seed={seed}"]
         return load(f"{base}/federated", changes)
 
     tries = [[recipe_of(cell, tried, 0) for tried in cell.best_of if len(cell.best_of) > 1] for cell in table]
@@ -247,7 +247,7 @@ def _begin(start: str, places: dict[str, Path]) -> tuple[str, ...]:
     return ("task.start=null",) if start == FRESH else (f"task.start={places[start]}",)
 
 
-def resolved(changes: Sequence[str]) -> list[str]:
+def resolve(changes: Sequence[str]) -> list[str]:
     """`task.users=iid` stands for the corpus's own field, which keeps its other values."""
     return [change.replace("task.users=", "task.corpus.users=") for change in changes]
 

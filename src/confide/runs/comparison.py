@@ -151,7 +151,7 @@ def items_of(folder: Path, recipe: Recipe) -> Items | None:
     if held is not None:
         return held
     task = make_task(recipe.task, recipe.run.seed)
-    _, found = runs.scored(task, load_parameters_of(folder, task))
+    _, found = runs.score_model(task, load_parameters_of(folder, task))
     if found is not None:
         scores.write(folder, found)
     return found

@@ -40,7 +40,7 @@ from confide.progress import Reporter, stop_on_signal
 from confide.recipe import Recipe
 from confide.run import Loop
 from confide.runs import checkpoint, fingerprint
-from confide.runs.fingerprint import surroundings
+from confide.runs.fingerprint import describe_environment
 from confide.runs.recording import LAYERS, METRICS, TIMES, Recording
 from confide.runs.records import Recorded, evaluate, finite, json_safe, mean_of_recent
 from confide.settings import read_yaml
@@ -94,7 +94,7 @@ def train(
     strangers = [p.name for p in folder.iterdir() if p.name not in (".lock", "superlink.log") and p.suffix != ".tmp"]
     if strangers:
         raise UserError(f"{folder} is not empty and holds no run ({strangers[0]}, ...); choose another --out folder")
-    with _alone(folder):
+    with _hold_lock(folder):
         loop = _loop(folder, wanted, workers, here, deployed)
         return _finish_run(folder, loop, None, quiet, page)
 
@@ -116,7 +116,7 @@ def resume(
     wanted = held_recipe(folder)
     if (folder / SUMMARY).exists():
         return summary_of(folder)
-    with _alone(folder):
+    with _hold_lock(folder):
         saved = checkpoint.load(folder) if (folder / checkpoint.FILE).exists() else None
         if saved is not None:
             _check_saved(folder, saved, wanted)
@@ -144,7 +144,7 @@ def summary_if_finished(folder: Path) -> dict[str, Any] | None:
 
 
 def mechanism_for(recipe: Recipe) -> type[Mechanism]:
-    """The mechanism of a recipe, which says what is stated about it."""
+    """Find the mechanism of a recipe: it says what a run of it promises."""
     return mechanism_of(recipe.privacy, recipe.bounding.follows)
 
 
@@ -193,7 +193,7 @@ def _check_tail(folder: Path, book: Ledger, count: int, head: str) -> None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _hold_lock(folder: Path) -> Iterator[None]:
     """Hold the folder's lock, and name the folder in errors of writing."""
     with (folder / ".lock").open("w") as lock:
         if not any(_take_lock(lock, wait) for wait in (0, 0.05, 0.2)):
@@ -294,7 +294,7 @@ def _finish(folder: Path, loop: Loop, state: State, page: WritePage | None) -> d
     model = loop.layout.views(loop.final.model(state))
     write_atomically(folder / MODEL, serialise({n: t.contiguous() for n, t in model.items()}))
     spent = check_ledger(folder)
-    metrics, found = scored(loop.task, model)
+    metrics, found = score_model(loop.task, model)
     if found is not None:
         items.write(folder, found)
     kind = mechanism_for(loop.recipe)
@@ -319,7 +319,7 @@ def _finish(folder: Path, loop: Loop, state: State, page: WritePage | None) -> d
         "inputs": fingerprint.of_task(loop.task),
         "ledger_head": spent["last_hash"],
         "begins_elsewhere": spent["begins_elsewhere"],
-        "environment": surroundings(),
+        "environment": describe_environment(),
     }
     summary |= {name: spent[name] for name in ("epsilon_server", "releases_of_a_user") if name in spent}
     if page is not None:
@@ -328,7 +328,7 @@ def _finish(folder: Path, loop: Loop, state: State, page: WritePage | None) -> d
     return summary
 
 
-def scored(task: Task, model: dict[str, Tensor]) -> tuple[dict[str, float], Items | None]:
+def score_model(task: Task, model: dict[str, Tensor]) -> tuple[dict[str, float], Items | None]:
     """A model's evaluation, and how each test item was answered where the task has test items."""
     with torch.no_grad():
         found: tuple[dict[str, float], Items] | None = task.scored(model)
