@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from confide.commands import retrieval as retrieval_commands
 from confide.errors import UserError
 from confide.recipe import parse
+from confide.report.page import write_report
 from confide.retrieval.data import Document
 from confide.retrieval.generation import LocalModel, chat_server, printable, prompt
 from confide.runs import folder
@@ -70,7 +71,7 @@ def tiny_run(tiny_model: Callable[..., Path], place: Path) -> Callable[..., Path
         if not (place / name).exists():
             wanted = document(str(tiny_model("masked")), place / "states", **task)
             wanted["local"] |= {"epochs": 1}
-            folder.train(parse(wanted), place / name, quiet=True)
+            folder.train(parse(wanted), place / name, quiet=True, page=write_report)
         return place / name
 
     return make
