@@ -52,10 +52,14 @@ Start here:
 """,
 )
 # In the order of `confide --help`.
-_COMMANDS = (bench, train, ledger, audit, reproduce, report, diagnose, evaluate, transcribe, retrieval, ui)
-_GROUPS = (plan, corpus, encoder, deploy, recipe)
-for each in (*_COMMANDS, *_GROUPS):
-    each.mount(app)
+for command in (
+    bench.bench, train.train, train.demo, train.resume, ledger.ledger, audit.audit, reproduce.reproduce, report.report,
+    report.compare, report.watch, diagnose.diagnose, evaluate.evaluate, transcribe.transcribe, retrieval.retrieve,
+    retrieval.answer, ui.ui,
+):  # fmt: skip
+    app.command()(command)
+for name, group in {"plan": plan, "corpus": corpus, "encoder": encoder, "deploy": deploy, "recipe": recipe}.items():
+    app.add_typer(group.app, name=name)
 
 
 def _version(wanted: bool) -> None:

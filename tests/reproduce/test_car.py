@@ -10,7 +10,7 @@ import pytest
 
 from confide.errors import UserError
 from confide.recipe import Recipe, load
-from confide.reproduce import car
+from confide.reproduce import car, grid
 from confide.reproduce.car import BOTH, HEAD, METHODS, Cell
 
 RECIPE = """\
@@ -46,7 +46,7 @@ def cells_here(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
         ran.extend(cells)
         return [measure(cell) for cell in cells]
 
-    monkeypatch.setattr(car, "run_cells", run)
+    monkeypatch.setattr(grid, "run_cells", run)
     return ran
 
 

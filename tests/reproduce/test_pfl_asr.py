@@ -51,7 +51,7 @@ def test_every_cell_of_every_table_is_a_sound_recipe_of_its_own(name: str, base:
     for cell in pfl_asr.TABLES[name]():
         for tried in cell.best_of:
             start = "task.start=null" if cell.start == pfl_asr.FRESH else f"task.start={cell.start}"
-            found = recipe.load(f"{base}/federated", [start, *pfl_asr.resolved(cell.changes), *tried])
+            found = recipe.load(f"{base}/federated", [start, *pfl_asr.resolve(cell.changes), *tried])
             digests.append(found.digest)
     assert len(set(digests)) == len(digests)
     assert any(cell.paper for cell in pfl_asr.TABLES[name]())
@@ -116,7 +116,7 @@ def test_the_demo_makes_its_four_runs_once_and_sums_them_up(
 
 
 def test_extrapolation_stops_at_the_first_doubling_that_is_enough() -> None:
-    people, spent = demo.extrapolated(16, 60, 50)
+    people, spent = demo.extrapolate(16, 60, 50)
     from confide.privacy.planner import Point
 
     half = people // 2

@@ -81,7 +81,8 @@ def tiny_run(tiny_model: Callable[..., Path], place: Path) -> Callable[..., Path
 def call(capsys: pytest.CaptureFixture[str]) -> Call:
     """The two commands of this task, in this process: exit code, standard output, standard error."""
     app = typer.Typer()
-    retrieval_commands.mount(app)
+    for command in (retrieval_commands.retrieve, retrieval_commands.answer):
+        app.command()(command)
 
     def run(*words: object) -> tuple[int, str, str]:
         capsys.readouterr()

@@ -51,8 +51,8 @@ class Called:
 def call(*words: object) -> Called:
     """`confide ...`; the errors that the command line would print come as exceptions."""
     app = typer.Typer()
-    evaluate_command.mount(app)
-    transcribe_command.mount(app)
+    app.command()(evaluate_command.evaluate)
+    app.command()(transcribe_command.transcribe)
     result = CliRunner().invoke(app, [str(word) for word in words], standalone_mode=False)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception

@@ -53,7 +53,7 @@ def test_a_run_is_followed_while_it_is_made_and_the_watching_ends_with_it(tmp_pa
     seen: list[str] = []
     with (run / ".lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        thread = threading.Thread(target=lambda: seen.append(watch.watch(run, every=0.02)))
+        thread = threading.Thread(target=lambda: seen.append(watch.follow(run, every=0.02)))
         thread.start()
         with (run / folder.METRICS).open("a") as file:
             file.write('{"step": 2, "seconds": 4, "lo')
@@ -67,7 +67,7 @@ def test_a_run_is_followed_while_it_is_made_and_the_watching_ends_with_it(tmp_pa
 
 def test_half_a_line_waits_for_its_rest_and_a_run_taken_up_again_is_read_anew(tmp_path: Path, tiny: str) -> None:
     run = unfinished(tmp_path / "run", tiny, 4)
-    found = watch.watched(run)
+    found = watch.read_run(run)
     with (run / folder.METRICS).open("a") as file:
         file.write('{"step": 5')
     found.look()
@@ -115,7 +115,7 @@ def test_ctrl_c_ends_the_watching_and_changes_nothing(tmp_path: Path, tiny: str)
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no run"):
-        watch.watched(tmp_path)
+        watch.read_run(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_the_panel_of_a_terminal_says_what_matters(tmp_path: Path, tiny: str) ->
     from rich.console import Console
 
     console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(watch._panel(watch.watched(unfinished(tmp_path / "run", tiny, 3))))
+    console.print(watch._panel(watch.read_run(unfinished(tmp_path / "run", tiny, 3))))
     text = console.export_text()
     for said in ("stopped", "3 of 6", "about 6 s left", "5 users", "loss"):
         assert said in text

@@ -79,20 +79,17 @@ def candidates(workload: str, parameters: int) -> list[Candidate]:
             Candidate("pfl", "", ("peers.pfl_runner", workload, *size), "pfl"),
             Candidate("flower", "", ("peers.flower_runner", workload, *size), "flower"),
         ]
-    found = [Candidate(OURS, f"{n} workers", (*ours, "--workers", str(n))) for n in (1, 2)]
-    found += [
+    two = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
+    fedjax = [Candidate("fedjax", "", ("peers.fedjax_runner", workload), "fedjax")]
+    return [
+        *(Candidate(OURS, f"{n} workers", (*ours, "--workers", str(n))) for n in (1, 2)),
         Candidate("flat buffers, 2 processes", "", (*floors, "flat")),
         Candidate("plain loop", "", (*floors, "plain")),
-    ]
-    two = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
-    found += [
         Candidate("pfl", "1 process", ("peers.pfl_runner", workload), "pfl"),
         Candidate("pfl", "2 processes", (*two, "peers.pfl_runner", workload), "pfl"),
         Candidate("flower", "", ("peers.flower_runner", workload), "flower"),
+        *(fedjax if workload == "A" else []),
     ]
-    if workload == "A":
-        found.append(Candidate("fedjax", "", ("peers.fedjax_runner", workload), "fedjax"))
-    return found
 
 
 def python_of(candidate: Candidate, peers: Path) -> Path | None:
@@ -151,26 +148,24 @@ class Runner:
 
 
 def peak_mib(pid: int) -> float | None:
-    """The sum of the peaks of a process and all that descend from it, as far as the system tells."""
-    total = _status(pid, "VmHWM")
-    if total is None:
+    """The sum of the peaks of a process and all that descend from it; none where the system does not tell."""
+    if (own := _peak_kib(pid)) is None:
         return None
-    waiting, children = [pid], 0.0
+    waiting, total = [pid], own
     while waiting:
-        parent = waiting.pop()
-        for task in Path(f"/proc/{parent}/task").glob("*/children"):
-            for child in task.read_text().split():
-                waiting.append(int(child))
-                children += _status(int(child), "VmHWM") or 0.0
-    return (total + children) / 1024
+        for task in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
+            children = [int(child) for child in task.read_text().split()]
+            total += sum(_peak_kib(child) or 0.0 for child in children)
+            waiting += children
+    return total / 1024
 
 
-def _status(pid: int, key: str) -> float | None:
+def _peak_kib(pid: int) -> float | None:
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
         return None
-    return next((float(line.split()[1]) for line in lines if line.startswith(f"{key}:")), None)
+    return next((float(line.split()[1]) for line in lines if line.startswith("VmHWM:")), None)
 
 
 @contextmanager
@@ -236,23 +231,16 @@ def best(results: list[Measured], system: str, kind: str = "seconds") -> Measure
 def table(workload: str, results: list[Measured]) -> list[dict[str, Any]]:
     """A row for each candidate and kind of time; `ratio` is to the best of this project."""
     rows = []
-    kinds = ["seconds"] if workload != "C" else ["client", "noise"]
+    kinds = {"seconds": "round"} if workload != "C" else {"client": "a client", "noise": "noise"}
     for result in results:
         for kind in kinds:
             ours = best(results, OURS, kind)
             taken, base = result.median(kind), ours.median(kind) if ours else None
-            rows.append(
-                {
-                    "workload": workload,
-                    "candidate": result.candidate.name,
-                    "what": {"seconds": "round", "client": "a client", "noise": "noise"}[kind],
-                    "seconds": taken,
-                    "ratio": taken / base if taken is not None and base else None,
-                    "rounds": len(result.times.get(kind, [])),
-                    "peak_mib": result.peak_mib,
-                    "problem": result.problem,
-                }
-            )
+            rows.append({
+                "workload": workload, "candidate": result.candidate.name, "what": kinds[kind], "seconds": taken,
+                "ratio": taken / base if taken is not None and base else None,
+                "rounds": len(result.times.get(kind, [])), "peak_mib": result.peak_mib, "problem": result.problem,
+            })  # fmt: skip
     return rows
 
 

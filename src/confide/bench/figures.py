@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from confide.bench.scaling import Point
-from confide.report.figures.sheets import sheet
+from confide.report.figures.sheets import panel, sheet
 
 TIME, MEMORY = "#1d4ed8", "#b45309"
 
@@ -14,7 +14,8 @@ TIME, MEMORY = "#1d4ed8", "#b45309"
 def draw_scaling(path: Path, points: list[Point]) -> Path:
     """A column for each curve: seconds a step above, peak memory below."""
     curves = list(dict.fromkeys(point.curve for point in points))
-    with sheet(path, 2, len(curves), (3.6 * len(curves), 6)) as (figure, axes):
+    title = "one central step: training, bounding, addition, noise"
+    with sheet(path, 2, len(curves), (3.6 * len(curves), 6), title, title_size=9) as (_, axes):
         for column, curve in enumerate(curves):
             own = sorted((p for p in points if p.curve == curve), key=lambda p: p.x)
             places, (top, bottom) = [p.x for p in own], (axes[0][column], axes[1][column])
@@ -34,7 +35,6 @@ def draw_scaling(path: Path, points: list[Point]) -> Path:
             name, _, workload = curve.partition(", ")
             top.set(title=workload, ylabel="seconds a step" if column == 0 else "")
             bottom.set(xlabel=name, ylabel="peak memory, MiB" if column == 0 else "")
-        figure.suptitle("one central step: training, bounding, addition, noise", fontsize=9)
     return path
 
 
@@ -45,8 +45,7 @@ def draw_ratios(path: Path, rows: list[dict[str, Any]]) -> Path:
         f"{row['workload']}: {row['candidate']}" + ("" if row["what"] == "round" else f", {row['what']}")
         for row in shown
     ]
-    with sheet(path, 1, 1, (8, 0.8 + 0.3 * max(len(shown), 1))) as (_, axes):
-        axis = axes[0][0]
+    with panel(path, (8, 0.8 + 0.3 * max(len(shown), 1))) as axis:
         places = list(range(len(shown)))[::-1]
         colours = [TIME if row["candidate"].startswith("confide") else "#a8a29e" for row in shown]
         axis.barh(places, [row["ratio"] for row in shown], color=colours, height=0.7)

@@ -32,15 +32,11 @@ class Point:
 
 def curves(processes: tuple[int, ...], largest: int) -> list[tuple[str, int, tuple[str, ...]]]:
     """Name, place on the axis, and arguments of each point."""
-    points: list[tuple[str, int, tuple[str, ...]]] = []
-    for count in processes:
-        points.append(("processes, workload A", count, ("A", "--workers", str(count))))
-        points.append(("processes, workload B", count, ("B", "--workers", str(count))))
-    for cohort in COHORTS:
-        points.append(("cohort, workload A", cohort, ("A", "--cohort", str(cohort), "--users", str(POPULATION))))
-    for parameters in (each for each in PARAMETERS if each <= largest):
-        points.append(("parameters, workload C", parameters, ("C", "--parameters", str(parameters))))
-    return points
+    workers = [(f"processes, workload {w}", n, (w, "--workers", str(n))) for n in processes for w in "AB"]
+    users = ("--users", str(POPULATION))
+    cohorts = [("cohort, workload A", n, ("A", "--cohort", str(n), *users)) for n in COHORTS]
+    sizes = [("parameters, workload C", n, ("C", "--parameters", str(n))) for n in PARAMETERS if n <= largest]
+    return [*workers, *cohorts, *sizes]
 
 
 def scale(processes: tuple[int, ...], largest: int, rounds: int, say: Say) -> list[Point]:

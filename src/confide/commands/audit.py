@@ -11,10 +11,6 @@ from confide.commands.options import Json, Sets, recipe_argument
 from confide.commands.printing import print_json
 
 
-def mount(app: typer.Typer) -> None:
-    app.command()(audit)
-
-
 def audit(
     recipe: Annotated[str, recipe_argument("Name of a shipped recipe or path of a YAML file, with a guarantee.")],
     set_: Sets = None,

@@ -16,10 +16,6 @@ from confide.errors import UserError
 SCALING = "scaling"
 
 
-def mount(app: typer.Typer) -> None:
-    app.command()(bench)
-
-
 def bench(
     what: Annotated[
         list[str] | None,

@@ -29,10 +29,6 @@ app = typer.Typer(
 )
 
 
-def mount(parent: typer.Typer) -> None:
-    parent.add_typer(app, name="corpus")
-
-
 Kind = Annotated[str, typer.Argument(help="One of those that `confide corpus list` shows.", show_default=False)]
 Folder = Annotated[Path | None, typer.Option(help="Its folder; without it, its usual name in the folder CONFIDE_DATA.")]
 Subset = Annotated[str | None, typer.Option(help="Which part: LS-960, dev-clean, train, test, CV-en-train-10 ...")]
@@ -60,14 +56,8 @@ def list_kinds(as_json: Json = False) -> None:
 
     kinds = corpus_kinds()
     if as_json:
-        described = {
-            kind: {
-                "about": _about(model),
-                "settings": {key: field.description for key, field in own_fields_first(model)},
-            }
-            for kind, model in kinds.items()
-        }
-        print_json(described)
+        settings = {kind: {key: own.description for key, own in own_fields_first(kinds[kind])} for kind in kinds}
+        print_json({kind: {"about": _about(model), "settings": settings[kind]} for kind, model in kinds.items()})
         return
     for kind, model in kinds.items():
         shared = SpeakerSettings.model_fields if issubclass(model, SpeakerSettings) else {}
@@ -127,7 +117,8 @@ def stats(
 
 def _show_settings(fields: list[tuple[str, Any]]) -> None:
     for key, field in fields:
-        default = "required" if field.is_required() else f"default {_plain(field.default)}"
+        value = "none" if field.default is None else field.default
+        default = "required" if field.is_required() else f"default {value:{'g' if isinstance(value, float) else ''}}"
         typer.echo(f"    {key} ({default}): {field.description}")
 
 
@@ -153,7 +144,3 @@ def _show(measured: Statistics) -> None:
 
 def _about(model: type[BaseModel]) -> str:
     return " ".join((model.__doc__ or "").split())
-
-
-def _plain(value: Any) -> str:
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

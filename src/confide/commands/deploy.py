@@ -24,10 +24,6 @@ app = typer.Typer(
 )
 
 
-def mount(parent: typer.Typer) -> None:
-    parent.add_typer(app, name="deploy")
-
-
 Plain = Annotated[bool, typer.Option("--plain", help="No TLS and no keys: for a closed test network only.")]
 
 

@@ -11,10 +11,6 @@ from confide.commands.options import Json
 from confide.commands.printing import print_json
 
 
-def mount(app: typer.Typer) -> None:
-    app.command()(diagnose)
-
-
 def diagnose(
     run: Annotated[Path, typer.Argument(help="The folder of a run that has reached a checkpoint; finished or not.")],
     users: Annotated[int, typer.Option(min=2, help="How many users to probe. More is slower and surer.")] = 16,

@@ -30,29 +30,20 @@ app = typer.Typer(
 )
 
 
-def mount(parent: typer.Typer) -> None:
-    parent.add_typer(app, name="encoder")
-
-
 @app.command("list")
 def list_presets(as_json: Json = False) -> None:
     """Encoders that install by one command, and which of them are here."""
     from confide.encoders.presets import PRESETS
 
     if as_json:
-        print_json(
-            {
-                name: {
-                    "model": chosen.model,
-                    "about": chosen.about,
-                    "megabytes": chosen.megabytes,
-                    "licence": chosen.licence,
-                    "from": [f"{chosen.client}: {package}" for package in chosen.packages],
-                    "folder": str(chosen.folder) if chosen.installed else None,
-                }
-                for name, chosen in PRESETS.items()
+        print_json({
+            name: {
+                "model": chosen.model, "about": chosen.about, "megabytes": chosen.megabytes, "licence": chosen.licence,
+                "from": [f"{chosen.client}: {package}" for package in chosen.packages],
+                "folder": str(chosen.folder) if chosen.installed else None,
             }
-        )
+            for name, chosen in PRESETS.items()
+        })  # fmt: skip
         return
     for name, chosen in PRESETS.items():
         typer.echo(f"{name}: {chosen.model}: {chosen.about}")
@@ -108,20 +99,13 @@ def describe(
     folder = find(source)
     note = origin(folder) if folder is not None else None
     facts: dict[str, Any] = {
-        "source": source,
-        "folder": None if folder is None else str(folder),
-        "type": encoder.model.config.model_type,
-        "kind": "causal" if encoder.causal else "masked",
-        "blocks": encoder.blocks_count,
-        "width": encoder.width,
+        "source": source, "folder": None if folder is None else str(folder), "type": encoder.model.config.model_type,
+        "kind": "causal" if encoder.causal else "masked", "blocks": encoder.blocks_count, "width": encoder.width,
         "adapter": encoder.embedding_width**2,
         "weights": sum(tensor.numel() for tensor in encoder.model.parameters()),
-        "context": encoder.context,
-        "vocabulary": len(encoder.tokeniser),
-        "end_of_text": encoder.tokeniser.eos_token,
-        "identity": encoder.identity,
-        "origin": note,
-    }
+        "context": encoder.context, "vocabulary": len(encoder.tokeniser), "end_of_text": encoder.tokeniser.eos_token,
+        "identity": encoder.identity, "origin": note,
+    }  # fmt: skip
     if as_json:
         print_json(facts)
         return

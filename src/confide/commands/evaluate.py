@@ -24,10 +24,6 @@ Sets = Annotated[
 ]
 
 
-def mount(app: typer.Typer) -> None:
-    app.command()(evaluate)
-
-
 def evaluate(
     run: FinishedRun, corpus: Kind = None, settings: Sets = None, language_model: Arpa = None, as_json: Json = False
 ) -> None:
@@ -60,12 +56,9 @@ def _show_speech(found: SpeechEvaluation) -> None:
     """Print error rates, and the speakers who are understood worst and best."""
     scores = found.scores
     rows = []
-    for name, unit, rate in (
-        ("word error rate", "words", scores.wer),
-        ("character error rate", "characters", scores.cer),
-    ):
-        interval = f"{percent(rate.low, 1)} to {percent(rate.high, 1)}"
-        rows.append((name, percent(rate.value, 2), interval, f"{rate.errors:,}", f"{rate.total:,} {unit}"))
+    for unit, rate in (("word", scores.wer), ("character", scores.cer)):
+        interval, many = f"{percent(rate.low, 1)} to {percent(rate.high, 1)}", f"{rate.total:,} {unit}s"
+        rows.append((f"{unit} error rate", percent(rate.value, 2), interval, f"{rate.errors:,}", many))
     title = f"{found.run} on {found.corpus}, {found.decoder}"
     print_table(("", "%", "95 % interval", "errors", "of"), rows, title=title, width=80)
     speakers = [
@@ -86,12 +79,8 @@ def _show_retrieval(found: RetrievalEvaluation) -> None:
     rows = [("top 1", percent(scores.top_1, 2), f"{percent(scores.low, 2)} to {percent(scores.high, 2)}")]
     if scores.k > 1:
         rows.append((f"top {scores.k}", percent(scores.top_k, 2), ""))
-    means = {
-        "mean reciprocal rank": scores.mrr,
-        "nDCG@10": scores.ndcg_10,
-        "top 1, mean over classes": scores.macro_top_1,
-    }
-    rows += [(name, percent(value, 2), "") for name, value in means.items()]
+    rows += [("mean reciprocal rank", percent(scores.mrr, 2), ""), ("nDCG@10", percent(scores.ndcg_10, 2), "")]
+    rows.append(("top 1, mean over classes", percent(scores.macro_top_1, 2), ""))
     title = f"{found.run} on {found.corpus}, {found.method}"
     print_table(("", "%", f"{100 * scores.level:g} % interval"), rows, title=title, width=80)
     ordered = sorted(scores.per_class, key=lambda own: (own.top_1, own.top_k, own.name))

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import typer
-
 from confide.commands.options import Folder, Json
 from confide.commands.printing import print_json
-
-
-def mount(app: typer.Typer) -> None:
-    app.command()(ledger)
 
 
 def ledger(run: Folder, as_json: Json = False) -> None:

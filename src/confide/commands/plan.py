@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from enum import StrEnum
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,10 +31,6 @@ app = typer.Typer(
 )
 
 
-def mount(parent: typer.Typer) -> None:
-    parent.add_typer(app, name="plan")
-
-
 class By(StrEnum):
     pld = "pld"
     rdp = "rdp"
@@ -54,92 +52,40 @@ Target = Annotated[float, typer.Option("--target-epsilon", help="The largest eps
 Accountant = Annotated[By, typer.Option(help="The accountant that searches; epsilon is always stated by both.")]
 
 
-@app.command()
-def epsilon(
-    cohort: Cohort,
-    population: Population,
-    rounds: Rounds,
-    delta: Delta,
-    noise_multiplier: Z = None,
-    noise_per_user: S = None,
-    accountant: Accountant = By.pld,
-    as_json: Json = False,
-) -> None:
-    """The epsilon that a number of rounds spends."""
-    from confide.privacy import planner
-
-    noise = planner.Noise(noise_multiplier, noise_per_user)
-    _show(planner.epsilon(noise, cohort, population, rounds, delta, accountant.value), as_json)
+_QUANTITIES: dict[str, Any] = {
+    "target": Target, "cohort": Cohort, "population": Population, "rounds": Rounds, "delta": Delta,
+    "noise_multiplier": Z, "noise_per_user": S,
+}  # fmt: skip
 
 
-@app.command()
-def noise(
-    target: Target,
-    cohort: Cohort,
-    population: Population,
-    rounds: Rounds,
-    delta: Delta,
-    accountant: Accountant = By.pld,
-    as_json: Json = False,
-) -> None:
-    """The smallest noise multiplier within a target."""
-    from confide.privacy import planner
+def _add_question(asked: str, about: str, *unknown: str) -> None:
+    """Add the command that finds one quantity; it has an option for every quantity that is not `unknown`."""
 
-    _show(planner.noise(target, cohort, population, rounds, delta, accountant.value), as_json)
+    def answer(accountant: By, as_json: bool, **given: Any) -> None:
+        from confide.privacy import planner
 
+        if "noise_multiplier" in given:
+            given["noise"] = planner.Noise(given.pop("noise_multiplier"), given.pop("noise_per_user"))
+        find: Callable[..., Answer] = vars(planner)[asked]
+        _show(find(**given, accountant=accountant.value), as_json)
 
-@app.command()
-def cohort(
-    target: Target,
-    population: Population,
-    rounds: Rounds,
-    delta: Delta,
-    noise_multiplier: Z = None,
-    noise_per_user: S = None,
-    accountant: Accountant = By.pld,
-    as_json: Json = False,
-) -> None:
-    """The largest cohort within a target at a fixed noise multiplier; the smallest at a fixed noise per user."""
-    from confide.privacy import planner
-
-    fixed = planner.Noise(noise_multiplier, noise_per_user)
-    _show(planner.cohort(target, fixed, population, rounds, delta, accountant.value), as_json)
+    options = {name: kind for name, kind in _QUANTITIES.items() if name not in unknown}
+    options |= {"accountant": Accountant, "as_json": Json}
+    defaults = {"noise_multiplier": None, "noise_per_user": None, "accountant": By.pld, "as_json": False}
+    answer.__signature__ = Signature([  # type: ignore[attr-defined]
+        Parameter(name, Parameter.KEYWORD_ONLY, default=defaults.get(name, Parameter.empty), annotation=kind)
+        for name, kind in options.items()
+    ])  # fmt: skip
+    app.command(asked, help=about)(answer)
 
 
-@app.command()
-def population(
-    target: Target,
-    cohort: Cohort,
-    rounds: Rounds,
-    delta: Delta,
-    noise_multiplier: Z = None,
-    noise_per_user: S = None,
-    accountant: Accountant = By.pld,
-    as_json: Json = False,
-) -> None:
-    """The smallest population within a target."""
-    from confide.privacy import planner
-
-    fixed = planner.Noise(noise_multiplier, noise_per_user)
-    _show(planner.population(target, fixed, cohort, rounds, delta, accountant.value), as_json)
-
-
-@app.command()
-def rounds(
-    target: Target,
-    cohort: Cohort,
-    population: Population,
-    delta: Delta,
-    noise_multiplier: Z = None,
-    noise_per_user: S = None,
-    accountant: Accountant = By.pld,
-    as_json: Json = False,
-) -> None:
-    """The largest number of rounds within a target."""
-    from confide.privacy import planner
-
-    fixed = planner.Noise(noise_multiplier, noise_per_user)
-    _show(planner.rounds(target, fixed, cohort, population, delta, accountant.value), as_json)
+_NOISE = ("noise_multiplier", "noise_per_user")
+_FOR_COHORT = "The largest cohort within a target at a fixed noise multiplier; the smallest at a fixed noise per user."
+_add_question("epsilon", "The epsilon that a number of rounds spends.", "target")
+_add_question("noise", "The smallest noise multiplier within a target.", *_NOISE)
+_add_question("cohort", _FOR_COHORT, "cohort")
+_add_question("population", "The smallest population within a target.", "population")
+_add_question("rounds", "The largest number of rounds within a target.", "rounds")
 
 
 @app.command()
@@ -172,7 +118,10 @@ def extrapolate(
         if cohort is None or population is None:
             raise UserError("a run of your own needs --cohort, --population and --noise-multiplier or --noise-per-user")
         small = Point(Noise(noise_multiplier, noise_per_user).at(cohort), cohort, population, rounds, delta)
-        factors = _factors("cohort-factors", cohort_factors), _factors("population-factors", population_factors)
+        factors = (
+            parse_numbers(option, text, float, bool, "numbers separated by commas, for example 1,10,100")
+            for option, text in (("cohort-factors", cohort_factors), ("population-factors", population_factors))
+        )
         rows = [(point, None, "") for point in figures.scaled_points(small, *factors)]
     shown = track(rows, "accounting", console=Console(stderr=True), transient=True, disable=as_json)
     found = figures.extrapolate(shown, target, accountant.value)
@@ -209,10 +158,6 @@ def curve(
     if as_json:
         event = centre.event
         print_json({"curves": drawn, "delta": delta, "adjacency": event.adjacency, "sampler": event.sampler})
-
-
-def _factors(option: str, text: str) -> list[float]:
-    return parse_numbers(option, text, float, bool, "numbers separated by commas, for example 1,10,100")
 
 
 def _show(answer: Answer, as_json: bool) -> None:

@@ -12,10 +12,6 @@ from confide.commands.printing import print_json
 app = typer.Typer(no_args_is_help=True, help="Look at recipes: the documents that describe runs.")
 
 
-def mount(parent: typer.Typer) -> None:
-    parent.add_typer(app, name="recipe")
-
-
 @app.command("list")
 def list_recipes(as_json: Json = False) -> None:
     """The recipes that come with the package."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,13 +15,6 @@ if TYPE_CHECKING:
     from confide.runs.comparison import Comparison
 
 _WIDTH = 110
-
-
-def mount(app: typer.Typer) -> None:
-    """Add the commands to the main one."""
-    app.command()(report)
-    app.command()(compare)
-    app.command()(watch)
 
 
 def report(
@@ -53,9 +47,9 @@ def compare(
     Example: `confide compare runs/demo/global runs/demo/per-layer --out comparison.html`
     """
     from confide.report.comparison import write_page
-    from confide.runs.comparison import compare as compared
+    from confide.runs import comparison
 
-    found = compared(runs)
+    found = comparison.compare(runs)
     if out is not None:
         write_page(out, found)
     if as_json:
@@ -71,25 +65,28 @@ def watch(run: Folder) -> None:
 
     Example: `confide watch runs/a`
     """
-    from confide.runs.watch import command
+    from confide.runs.watch import follow, read_run
 
-    command(run)
+    try:
+        how = follow(run)
+    except KeyboardInterrupt:
+        print("no longer watching; the run goes on", file=sys.stderr)
+        return
+    if how == "stopped":
+        step, steps = (seen := read_run(run)).step, seen.recipe.run.steps
+        print(f"nobody works in {run}: it stopped after step {step} of {steps}; `confide resume {run}` goes on")
+    else:
+        print(f"finished; its page is {run / 'report.html'}")
 
 
 def _show(found: Comparison) -> None:
-    from confide.privacy.accountant import shown
-
     rows = []
     for run in found.runs:
-        summary = run.summary
-        between = "" if run.interval is None else f"{run.interval[0]:.4g} to {run.interval[1]:.4g}"
-        epsilon = (
-            "no guarantee" if summary["epsilon"] is None else f"{shown(summary['epsilon'])} at {summary['delta']:g}"
-        )
-        rows.append((
-            run.name, run.metric, "not finite" if run.value is None else f"{run.value:.4g}", between, epsilon,
-            f"{summary['cohort']:,} of {summary['population']:,}", f"{summary['steps']:,}", f"{summary['seconds']:.1f}",
-        ))  # fmt: skip
+        summary, (value, between, epsilon) = run.summary, run.shown
+        epsilon += "" if summary["epsilon"] is None else f" at {summary['delta']:g}"
+        cohort = f"{summary['cohort']:,} of {summary['population']:,}"
+        steps, seconds = f"{summary['steps']:,}", f"{summary['seconds']:.1f}"
+        rows.append((run.name, run.metric, value, between, epsilon, cohort, steps, seconds))
     columns: Row = ("run", "metric", "value", "95 % interval", "epsilon", "cohort", "steps", "seconds")
     print_table(columns, rows, left=2, width=_WIDTH, overflow="fold")
     if found.recipes:

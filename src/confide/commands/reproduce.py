@@ -12,10 +12,6 @@ from confide.commands.printing import print_json
 from confide.errors import UserError
 
 
-def mount(app: typer.Typer) -> None:
-    app.command()(reproduce)
-
-
 def reproduce(
     what: Annotated[
         str,

@@ -26,11 +26,6 @@ Sets = Annotated[
 ]
 
 
-def mount(app: typer.Typer) -> None:
-    app.command()(retrieve)
-    app.command()(answer)
-
-
 def retrieve(
     run: Run,
     query: Query,

@@ -16,12 +16,6 @@ from confide.engines.ranks import Place, dismiss, place
 from confide.errors import UserError
 
 
-def mount(app: typer.Typer) -> None:
-    app.command()(train)
-    app.command()(demo)
-    app.command()(resume)
-
-
 def train(
     recipe: RecipeName,
     out: Annotated[Path, typer.Option(help="A new folder for everything that the run leaves.")],

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -17,15 +17,9 @@ from confide.errors import UserError
 if TYPE_CHECKING:
     from confide.speech.transcribe import Transcript
 
-_ENDINGS = {"text": ".txt", "json": ".json", "srt": ".srt"}
-
 Files = Annotated[list[Path], typer.Argument(help="Recordings: WAV, FLAC, MP3, Ogg; any rate, channels and length.")]
 Format = Annotated[Literal["text", "json", "srt"], typer.Option("--format", help="How a transcript is written.")]
 Out = Annotated[Path | None, typer.Option(help="Write each transcript to a file in this folder; never over another.")]
-
-
-def mount(app: typer.Typer) -> None:
-    app.command()(transcribe)
 
 
 def transcribe(
@@ -43,13 +37,17 @@ def transcribe(
 
     Example: `confide transcribe runs/a talk.mp3 --format srt --out subtitles`
     """
+    from confide.files import write_atomically
     from confide.runs.recogniser import load_recogniser, silent_libraries
     from confide.speech.corpus import Undecodable, read_file
+    from confide.speech.transcribe import as_json as to_json
+    from confide.speech.transcribe import as_srt, as_text
 
+    ending, write = {"text": (".txt", as_text), "json": (".json", to_json), "srt": (".srt", as_srt)}[form]
     as_json = as_json or (form == "json" and out is None)
     if form == "srt" and out is None and len(files) > 1 and not as_json:
         raise UserError("subtitles of several recordings do not belong in one file; name a folder for them with --out")
-    targets = _targets(files, out, _ENDINGS[form]) if out is not None else {}
+    targets = _targets(files, out, ending) if out is not None else {}
     recogniser = load_recogniser(run, language_model)
     done: list[tuple[Path, Transcript]] = []
     failed: list[dict[str, str]] = []
@@ -65,14 +63,15 @@ def transcribe(
         transcript = recogniser.transcribe(samples)
         done.append((path, transcript))
         if path in targets:
-            _write(targets[path], transcript, form)
-            if not as_json:
-                print(targets[path])
-        elif not as_json:
-            _print(path, transcript, form, len(files) > 1)
+            write_atomically(targets[path], write(transcript).encode())
+            said = f"{targets[path]}\n"
+        else:
+            said = (f"==> {path} <==\n" if len(files) > 1 else "") + write(transcript)
+        if not as_json:
+            print(said, end="", flush=True)
     seconds, audio = time.perf_counter() - began, sum(transcript.seconds for _, transcript in done)
     if as_json:
-        written = [_document(path, transcript) for path, transcript in done]
+        written = [{"file": str(path), **json.loads(to_json(transcript))} for path, transcript in done]
         took = {"audio_seconds": round(audio, 3), "seconds": round(seconds, 3)}
         print_json({"files": written, "failed": failed, "decoder": recogniser.decoder, **took}, escape=False)
     elif done:
@@ -83,43 +82,20 @@ def transcribe(
 
 def _targets(files: list[Path], out: Path, ending: str) -> dict[Path, Path]:
     """Where each recording's transcript goes, checked before anything is done."""
-    targets: dict[Path, Path] = {}
+    owners: dict[Path, Path] = {}
     for path in dict.fromkeys(files):
         target = out / f"{path.stem}{ending}"
-        if target in targets.values():
-            other = next(p for p, t in targets.items() if t == target)
-            raise UserError(f"{other} and {path} would both be written to {target}; transcribe them one by one")
+        if target in owners:
+            raise UserError(
+                f"{owners[target]} and {path} would both be written to {target}; transcribe them one by one"
+            )
         if target.exists():
             raise UserError(f"{target} is there already and was not touched; choose another --out folder")
-        targets[path] = target
+        owners[target] = path
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
             f"--out {out} cannot be made ({error.strerror}); name a folder that can be written to"
         ) from None
-    return targets
-
-
-def _write(target: Path, transcript: Transcript, form: str) -> None:
-    from confide.files import write_atomically
-
-    write_atomically(target, _formatted(transcript, form).encode())
-
-
-def _formatted(transcript: Transcript, form: str) -> str:
-    from confide.speech.transcribe import as_json, as_srt, as_text
-
-    return {"text": as_text, "json": as_json, "srt": as_srt}[form](transcript)
-
-
-def _print(path: Path, transcript: Transcript, form: str, several: bool) -> None:
-    if several:
-        print(f"==> {path} <==")
-    print(_formatted(transcript, form), end="", flush=True)
-
-
-def _document(path: Path, transcript: Transcript) -> dict[str, Any]:
-    from confide.speech.transcribe import as_json
-
-    return {"file": str(path), **json.loads(as_json(transcript))}
+    return {path: target for target, path in owners.items()}

@@ -15,10 +15,6 @@ from confide.errors import UserError
 _TOKEN = "CONFIDE_UI_TOKEN"
 
 
-def mount(app: typer.Typer) -> None:
-    app.command()(ui)
-
-
 def ui(
     folder: Annotated[Path, typer.Argument(help="Runs under this folder are shown.")] = Path("runs"),
     host: Annotated[str, typer.Option(help="Beyond this machine: 0.0.0.0; then a token is needed.")] = "127.0.0.1",

@@ -13,7 +13,7 @@ import html
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -75,7 +75,7 @@ class Chart:
 
     def svg(self) -> str:
         """The figure, or nothing where there is no value to draw."""
-        lines = [_thinned(line, self.log, self.log_x) for line in self.lines]
+        lines = [_thin_line(line, self.log, self.log_x) for line in self.lines]
         lines = [line for line in lines if any(y is not None for y in line.ys)]
         if not lines:
             return ""
@@ -91,7 +91,7 @@ class Chart:
                 parts.append(f"<line class=level y1={TOP} y2={HEIGHT - BOTTOM} x1={x} x2={x} />")
         for number, line in enumerate(lines):
             parts.append(
-                f'<g class="series c{line.colour % COLOURS}" data-series={number}>{_drawn(line, across, up)}</g>'
+                f'<g class="series c{line.colour % COLOURS}" data-series={number}>{_draw(line, across, up)}</g>'
             )
         said, title = html.escape(self.said), html.escape(self.title)
         return (
@@ -106,8 +106,8 @@ class Chart:
         low, high = min(ys), max(ys)
         if self.from_zero and not self.log:
             low = min(low, 0.0)
-        x_low, x_high = _apart(min(xs), max(xs), self.log_x, 0.0)
-        y_low, y_high = _apart(low, high, self.log, 0.04)
+        x_low, x_high = _spread_ends(min(xs), max(xs), self.log_x, 0.0)
+        y_low, y_high = _spread_ends(low, high, self.log, 0.04)
         if self.from_zero and not self.log and low >= 0:
             y_low = 0.0
         return Axis(x_low, x_high, self.log_x, LEFT, WIDTH - RIGHT), Axis(y_low, y_high, self.log, HEIGHT - BOTTOM, TOP)
@@ -140,7 +140,7 @@ def number(value: float) -> str:
     return f"{mantissa}e{int(power)}"
 
 
-def _thinned(line: Line, log: bool, log_x: bool) -> Line:
+def _thin_line(line: Line, log: bool, log_x: bool) -> Line:
     """Only values that can be drawn, and not more of them than a screen can show."""
 
     def fits(x: float, y: float | None) -> bool:
@@ -151,16 +151,7 @@ def _thinned(line: Line, log: bool, log_x: bool) -> Line:
     low, high = (
         None if band is None else [_band(band[i], line.ys[i], log) for i in kept] for band in (line.low, line.high)
     )
-    return Line(
-        line.label,
-        [line.xs[i] for i in kept],
-        [line.ys[i] for i in kept],
-        line.colour,
-        line.dashed,
-        line.dots,
-        low,
-        high,
-    )
+    return replace(line, xs=[line.xs[i] for i in kept], ys=[line.ys[i] for i in kept], low=low, high=high)
 
 
 def _band(value: float | None, middle: float | None, log: bool) -> float | None:
@@ -169,7 +160,7 @@ def _band(value: float | None, middle: float | None, log: bool) -> float | None:
     return value if good else middle
 
 
-def _apart(low: float, high: float, log: bool, room: float) -> tuple[float, float]:
+def _spread_ends(low: float, high: float, log: bool, room: float) -> tuple[float, float]:
     """Ends of an axis that are not the same."""
     if log:
         if high / low < 1.001:
@@ -218,13 +209,13 @@ def _frame(across: Axis, up: Axis, name: str, whole: bool) -> str:
     return "".join(parts)
 
 
-def _drawn(line: Line, across: Axis, up: Axis) -> str:
-    places = [(across.at(x), up.at(float(y))) for x, y in zip(line.xs, line.ys, strict=True) if y is not None]
-    parts = []
+def _draw(line: Line, across: Axis, up: Axis) -> str:
+    def place(ys: Numbers) -> list[tuple[float, float]]:
+        return [(across.at(x), up.at(float(y))) for x, y in zip(line.xs, ys, strict=True) if y is not None]
+
+    places, parts = place(line.ys), []
     if line.low is not None and line.high is not None:
-        edge = [(across.at(x), up.at(float(v))) for x, v in zip(line.xs, line.high, strict=True) if v is not None]
-        back = [(across.at(x), up.at(float(v))) for x, v in zip(line.xs, line.low, strict=True) if v is not None]
-        parts.append(f'<path class=band d="{_path([*edge, *reversed(back)])}Z"/>')
+        parts.append(f'<path class=band d="{_path([*place(line.high), *reversed(place(line.low))])}Z"/>')
     if len(places) > 1 and not line.dots:
         parts.append(f'<path class="curve{" dashed" if line.dashed else ""}" d="{_path(places)}"/>')
     if line.dots or len(places) <= 24:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import html
 from pathlib import Path
+from typing import Any
 
 from confide.federated.items import Items
 from confide.files import read_json_lines, write_atomically
-from confide.privacy.accountant import shown
 from confide.report.charts import Chart, Line, number
 from confide.report.sections import MOST_GROUPS
 from confide.report.shell import Cell, document, table
 from confide.runs.comparison import ComparedRun, Comparison
 from confide.runs.folder import METRICS
+
+_DOT = "<svg width=12 height=12 aria-hidden=true><circle cx=6 cy=6 r=5 class=bar /></svg> "
 
 
 def write_page(path: Path, found: Comparison) -> Path:
@@ -42,27 +44,20 @@ def _runs(found: Comparison) -> str:
     low, high = (min(ends), max(ends)) if ends else (0.0, 1.0)
     rows = []
     for place, run in enumerate(found.runs):
-        summary = run.summary
-        value = "not finite" if run.value is None else f"{run.value:.4g}"
-        epsilon = "no guarantee" if summary["epsilon"] is None else f"{shown(summary['epsilon'])}"
+        summary, (value, between, epsilon) = run.summary, run.shown
         delta = "" if summary["epsilon"] is None else f"{summary['delta']:g}"
         of = f"{summary['cohort']:,} of {summary['population']:,}"
-        cells = [run.metric, value, _interval_text(run), "", epsilon, delta, of]
-        cells += [f"{summary['steps']:,}", f"{summary['seconds']:.4g}", str(summary["seed"])]
-        drawn = _whisker(run, low, high)
-        inner = "".join(f"<td>{drawn if i == 3 else html.escape(cell)}</td>" for i, cell in enumerate(cells))
-        rows.append(f"<tr class=c{place % 8}><th scope=row>{_dot()}{html.escape(run.name)}</th>{inner}</tr>")
+        size = [f"{summary['steps']:,}", f"{summary['seconds']:.4g}", str(summary["seed"])]
+        before, after = map(_plain_cells, ([run.metric, value, between], [epsilon, delta, of, *size]))
+        inner = f"{before}<td>{_whisker(run, low, high)}</td>{after}"
+        rows.append(f"<tr class=c{place % 8}><th scope=row>{_DOT}{html.escape(run.name)}</th>{inner}</tr>")
     heads = ("run", "metric", "value", "95 % interval", "", "epsilon", "delta", "cohort", "steps", "seconds", "seed")
     top = "".join(f"<th scope=col>{head}</th>" for head in heads)
     return f"<div class=scroll><table><thead><tr>{top}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
 
 
-def _dot() -> str:
-    return "<svg width=12 height=12 aria-hidden=true><circle cx=6 cy=6 r=5 class=bar /></svg> "
-
-
-def _interval_text(run: ComparedRun) -> str:
-    return "" if run.interval is None else f"{run.interval[0]:.4g} to {run.interval[1]:.4g}"
+def _plain_cells(cells: list[str]) -> str:
+    return "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
 
 
 def _whisker(run: ComparedRun, low: float, high: float) -> str:
@@ -108,26 +103,22 @@ def _recipes(found: Comparison) -> list[str]:
 def _charts(found: Comparison) -> list[Chart]:
     records = [read_json_lines(run.folder / METRICS) for run in found.runs]
 
-    def lines(name: str) -> list[Line]:
-        return [
-            Line(run.name, [float(r["step"]) for r in own if r.get(name) is not None],
-                 [r[name] for r in own if r.get(name) is not None], place)
-            for place, (run, own) in enumerate(zip(found.runs, records, strict=True))
-        ]  # fmt: skip
+    scores = [[{"step": r["step"], **r.get("evaluation", {})} for r in own] for own in records]
 
-    charts = []
-    for metric in dict.fromkeys(run.metric for run in found.runs):
-        own = []
-        for place, (run, kept) in enumerate(zip(found.runs, records, strict=True)):
-            scored = [r for r in kept if r.get("evaluation", {}).get(metric) is not None]
-            own.append(
-                Line(run.name, [float(r["step"]) for r in scored], [r["evaluation"][metric] for r in scored], place)
-            )
-        charts.append(Chart(metric, "Of the central model on the test set.", own))
-    charts.append(Chart("loss of the cohort", "Mean loss of the users, before they train.", lines("loss")))
-    charts.append(Chart("privacy spent", "Epsilon so far.", lines("epsilon"), log=True))
-    charts.append(Chart("signal-to-noise ratio", "Aggregate over noise.", lines("snr"), log=True))
-    return charts
+    def lines(name: str, kept: list[list[dict[str, Any]]] = records) -> list[Line]:
+        known = [[r for r in own if r.get(name) is not None] for own in kept]
+        return [
+            Line(run.name, [float(r["step"]) for r in own], [r[name] for r in own], place)
+            for place, (run, own) in enumerate(zip(found.runs, known, strict=True))
+        ]
+
+    metrics = dict.fromkeys(run.metric for run in found.runs)
+    return [
+        *(Chart(metric, "Of the central model on the test set.", lines(metric, scores)) for metric in metrics),
+        Chart("loss of the cohort", "Mean loss of the users, before they train.", lines("loss")),
+        Chart("privacy spent", "Epsilon so far.", lines("epsilon"), log=True),
+        Chart("signal-to-noise ratio", "Aggregate over noise.", lines("snr"), log=True),
+    ]
 
 
 def _groups(found: Comparison) -> list[str]:

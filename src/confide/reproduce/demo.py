@@ -65,21 +65,20 @@ def demo(out: Path, workers: int, quiet: bool = False) -> list[DemoRun]:
 
 
 def _row(said: str, summary: dict[str, Any], place: Path) -> DemoRun:
-    metrics, epsilon = summary["metrics"], summary["epsilon"]
-    if summary["mechanism"] == "none":
-        return DemoRun(said, metrics["wer"], metrics["cer"], None, None, None, place / "report.html")
-    population, there = extrapolated(summary["cohort"], summary["population"], summary["steps"])
-    return DemoRun(said, metrics["wer"], metrics["cer"], epsilon, population, there, place / "report.html")
+    metrics = summary["metrics"]
+    privacy: tuple[float | None, int | None, float | None] = (None, None, None)
+    if summary["mechanism"] != "none":
+        privacy = (summary["epsilon"], *extrapolate(summary["cohort"], summary["population"], summary["steps"]))
+    return DemoRun(said, metrics["wer"], metrics["cer"], *privacy, place / "report.html")
 
 
-def extrapolated(cohort: int, population: int, steps: int, target: float = 10.0) -> tuple[int, float]:
+def extrapolate(cohort: int, population: int, steps: int, target: float = 10.0) -> tuple[int, float]:
     """Grow cohort and population together, by powers of two, until the noise that was trained with is enough.
 
     z = s S grows with the cohort at the same noise s on the average.
     """
     for power in range(40):
-        factor = 2**power
-        size, people = cohort * factor, population * factor
+        size, people = cohort * 2**power, population * 2**power
         spent = Point(NOISE * size, size, people, steps, DELTA).spent("pld")
         if spent < target:
             return people, spent

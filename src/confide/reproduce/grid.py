@@ -71,7 +71,23 @@ def run_cells(
     return [done[_name(cell)] for cell in cells]
 
 
+def claim_text(one: dict[str, Any], form: str) -> str:
+    """A claim with its number and its threshold in this form, and whether it holds."""
+    mark = "holds" if one["holds"] else "DOES NOT HOLD"
+    return f"{mark}: {one['claim']}: {one['value']:{form}} (threshold {one['threshold']:{form}})"
+
+
+def run_groups(
+    folder: Path, groups: Sequence[Sequence[Recipe]], measure: Measure, workers: int, label: str, quiet: bool
+) -> list[list[dict[str, Any]]]:
+    """The measurements of groups of cells, such as the seeds of each row of a table."""
+    values = iter(run_cells(folder, [cell for group in groups for cell in group], measure, workers, label, quiet))
+    return [[next(values) for _ in group] for group in groups]
+
+
 def write_rows(folder: Path, rows: list[dict[str, Any]]) -> None:
+    """Write a table's rows to rows.csv in a folder, which is made if it is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()

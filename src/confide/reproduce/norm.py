@@ -6,6 +6,7 @@ Theorem 1 leaves a constant open. Figure 1's step sizes are not printed in the p
 
 from __future__ import annotations
 
+import csv
 from itertools import product
 from pathlib import Path
 from statistics import mean
@@ -17,7 +18,7 @@ from confide.errors import UserError
 from confide.randomness import generator
 from confide.recipe import Recipe, load
 from confide.report.figures import sheets as figures
-from confide.reproduce.grid import Result, cached_task, claim, run_cells, write_rows
+from confide.reproduce.grid import Result, cached_task, claim, claim_text, run_cells, write_rows
 from confide.run import Loop
 from confide.runs.records import mean_of_recent
 from confide.runs.simulation import simulate
@@ -46,22 +47,18 @@ PAPER: dict[str, dict[tuple[str, float | None], float]] = {
 
 def measure_quadratic(recipe: Recipe) -> dict[str, Any]:
     """Suboptimality, signal-to-noise ratio and a 2-D path of one run."""
-    curve: list[float] = []
-    snr: list[float] = []
-    path: list[list[float]] = []
-    plane: list[torch.Tensor] = []
+    task: Any = cached_task(recipe.task, recipe.run.seed)
+    plane = _plane(task.offset, recipe.run.seed)
+    found: dict[str, list[Any]] = {"suboptimality": [], "snr": [], "path": []}
 
     def watch(loop: Loop, state: Any, record: dict[str, Any]) -> None:
-        task: Any = loop.task
-        if not plane:
-            plane.extend(_plane(task.offset, recipe.run.seed))
-        curve.append(record["evaluation"]["suboptimality"])
-        snr.append(record["snr"])
         away = state.parameters - task.optimum
-        path.append([float(away @ axis) for axis in plane])
+        found["suboptimality"].append(record["evaluation"]["suboptimality"])
+        found["snr"].append(record["snr"])
+        found["path"].append([float(away @ axis) for axis in plane])
 
-    loop, _ = simulate(recipe, cached_task(recipe.task, recipe.run.seed), watch)
-    return {"suboptimality": curve, "snr": snr, "path": path, "epsilon": loop.plan.epsilon(recipe.run.steps)}
+    loop, _ = simulate(recipe, task, watch)
+    return {**found, "epsilon": loop.plan.epsilon(recipe.run.steps)}
 
 
 def _plane(offset: torch.Tensor, seed: int) -> list[torch.Tensor]:
@@ -110,9 +107,8 @@ def quadratics(folder: Path, seeds: int, workers: int, quiet: bool = False) -> R
         claim("share of rounds in which the SNR of normalisation is not below that of clipping",
               least, 1.0, least >= 1),
     ]  # fmt: skip
-    write_rows(folder, rows)
     drawn = figures.draw_quadratics(folder, by_key, seeds, QUADRATIC_BOUNDS, QUADRATIC_RATES, PATH_RATE)
-    return Result(rows, claims, _text(rows, claims, drawn, folder))
+    return _result(rows, claims, drawn, folder)
 
 
 def measure_accuracy(recipe: Recipe) -> dict[str, Any]:
@@ -133,9 +129,7 @@ def table1(folder: Path, dataset: str, seeds: int, epsilons: list[float], worker
     keys = [(seed, *cell) for seed, cell in product(range(seeds), grid)]
     cells = [_table_cell(dataset, *key) for key in keys]
     values = run_cells(folder, cells, measure_accuracy, workers, f"norm/table1 {dataset}", quiet)
-    scores: dict[Any, list[float]] = {}
-    for key, value in zip(keys, values, strict=True):
-        scores.setdefault(key[1:], []).append(value["accuracy"])
+    scores = {cell: [value["accuracy"] for value in values[place :: len(grid)]] for place, cell in enumerate(grid)}
     rows = []
     for rule, level in [*product(RULES, epsilons), ("none", None)]:
         mine = {key: found for key, found in scores.items() if key[:2] == (rule, level)}
@@ -146,36 +140,18 @@ def table1(folder: Path, dataset: str, seeds: int, epsilons: list[float], worker
              "C": best[2], "eta": best[3], "paper": PAPER[dataset].get((rule, level)), "seeds": seeds}
         )  # fmt: skip
     claims = _table_claims(dataset, rows, scores, epsilons)
-    write_rows(folder, rows)
-    write_rows_of_cells(folder, scores)
-    drawn = figures.draw_heat_maps(folder, scores, dataset, epsilons, BOUNDS, RATES)
-    return Result(rows, claims, _text(rows, claims, drawn, folder))
-
-
-def write_rows_of_cells(folder: Path, scores: dict[Any, list[float]]) -> None:
-    """The whole grid beside the table of the best."""
-    import csv
-
-    with (folder / "grid.csv").open("w", newline="") as file:
+    with (folder / "grid.csv").open("w", newline="") as file:  # the whole grid beside the table of the best
         writer = csv.writer(file)
-        writer.writerow(
-            ["rule", "epsilon", "C", "eta", "accuracy", *(f"seed_{s}" for s in range(len(next(iter(scores.values())))))]
-        )
-        for key, found in scores.items():
-            writer.writerow([*key, mean(found), *found])
+        writer.writerow(["rule", "epsilon", "C", "eta", "accuracy", *(f"seed_{seed}" for seed in range(seeds))])
+        writer.writerows([*cell, mean(found), *found] for cell, found in scores.items())
+    drawn = figures.draw_heat_maps(folder, scores, dataset, epsilons, BOUNDS, RATES)
+    return _result(rows, claims, drawn, folder)
 
 
 def _table_cell(dataset: str, seed: int, rule: str, epsilon: float | None, bound: float | None, rate: float) -> Recipe:
-    changes = [
-        f"run.seed={seed}",
-        f"bounding.rule={rule}",
-        f"local.learning_rate={rate}",
-        f"central.learning_rate={rate}",
-    ]
-    if epsilon is None:
-        changes += ["bounding.bound=null", "privacy={mechanism: none}"]
-    else:
-        changes += [f"bounding.bound={bound}", f"privacy.target_epsilon={epsilon}"]
+    changes = [f"run.seed={seed}", f"bounding.rule={rule}", f"local.learning_rate={rate}"]
+    changes += [f"central.learning_rate={rate}", f"bounding.bound={'null' if bound is None else bound}"]
+    changes.append("privacy={mechanism: none}" if epsilon is None else f"privacy.target_epsilon={epsilon}")
     return load(RECIPES[dataset], changes)
 
 
@@ -209,10 +185,12 @@ def _table_claims(
     return claims
 
 
-def _text(rows: list[dict[str, Any]], claims: list[dict[str, Any]], drawn: list[Path], folder: Path) -> str:
+def _result(rows: list[dict[str, Any]], claims: list[dict[str, Any]], drawn: list[Path], folder: Path) -> Result:
+    """Write the rows down, and say them with the claims in a table that is 120 letters wide."""
     from rich.console import Console
     from rich.table import Table
 
+    write_rows(folder, rows)
     table = Table(*rows[0])
     for row in rows:
         table.add_row(*("-" if v is None else f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))
@@ -220,11 +198,8 @@ def _text(rows: list[dict[str, Any]], claims: list[dict[str, Any]], drawn: list[
     with console.capture() as capture:
         console.print(table)
         for one in claims:
-            mark = "holds" if one["holds"] else "DOES NOT HOLD"
-            console.print(
-                f"{mark}: {one['claim']}: {one['value']:.4g} (threshold {one['threshold']:.4g})", highlight=False
-            )
+            console.print(claim_text(one, ".4g"), highlight=False)
         console.print(
             f"figures: {', '.join(str(p) for p in drawn)}; rows: {folder / 'rows.csv'}", highlight=False, soft_wrap=True
         )
-    return capture.get().rstrip()
+    return Result(rows, claims, capture.get().rstrip())

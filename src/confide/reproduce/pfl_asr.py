@@ -26,7 +26,7 @@ from confide.errors import UserError
 from confide.recipe import Recipe, load
 from confide.report.figures.layer import draw_layers
 from confide.report.figures.speech import draw_clipping
-from confide.reproduce.grid import Result, run_cells, text_table, train_once, write_rows
+from confide.reproduce.grid import Result, run_groups, text_table, train_once, write_rows
 from confide.run import Loop
 from confide.runs.records import evaluate
 from confide.runs.simulation import simulate
@@ -209,26 +209,21 @@ def reproduce(what: str, folder: Path, dataset: str, seeds: int, workers: int, q
     starts = {cell.start for cell in table} - {FRESH}
     places = {start: _seed_model(base, start, folder.parent / f"{dataset}-seeds", workers, quiet) for start in starts}
 
-    def run(wanted: Sequence[tuple[Cell, tuple[str, ...], int]]) -> list[dict[str, Any]]:
-        cells = [
-            load(
-                f"{base}/federated", [*_begin(cell.start, places), *resolved(cell.changes), *tried, f"run.seed={seed}"]
-            )
-            for cell, tried, seed in wanted
-        ]
-        return run_cells(
-            folder.parent / f"{dataset}-cells", cells, measure, workers, f"pfl-asr/{what} ({dataset})", quiet
-        )
+    kept, label = folder.parent / f"{dataset}-cells", f"pfl-asr/{what} ({dataset})"
 
-    tries = [(cell, tried, 0) for cell in table for tried in cell.best_of if len(cell.best_of) > 1]
-    found: dict[int, list[tuple[float, tuple[str, ...]]]] = {}
-    for (cell, tried, _), value in zip(tries, run(tries), strict=True):
-        found.setdefault(table.index(cell), []).append((value["wer"], tried))
-    best = [min(found[i])[1] if i in found else cell.best_of[0] for i, cell in enumerate(table)]
-    values = run([(cell, tried, seed) for cell, tried in zip(table, best, strict=True) for seed in range(seeds)])
-    groups = [values[i * seeds : (i + 1) * seeds] for i in range(len(table))]
+    def recipe_of(cell: Cell, tried: tuple[str, ...], seed: int) -> Recipe:
+        changes = [*_begin(cell.start, places), *resolve(cell.changes), *tried, f"run.seed={seed}"]
+        return load(f"{base}/federated", changes)
+
+    tries = [[recipe_of(cell, tried, 0) for tried in cell.best_of if len(cell.best_of) > 1] for cell in table]
+    tuned = run_groups(kept, tries, measure, workers, label, quiet)
+    best = [
+        min(zip((value["wer"] for value in own), cell.best_of, strict=True))[1] if own else cell.best_of[0]
+        for cell, own in zip(table, tuned, strict=True)
+    ]
+    cells = [[recipe_of(cell, tried, n) for n in range(seeds)] for cell, tried in zip(table, best, strict=True)]
+    groups = run_groups(kept, cells, measure, workers, label, quiet)
     rows = [_row(*row) for row in zip(table, best, groups, strict=True)]
-    folder.mkdir(parents=True, exist_ok=True)
     write_rows(folder, rows)
     if what == "table1":
         names = [(cell.row["noise"], cell.row["clipping"]) for cell in table]
@@ -252,7 +247,7 @@ def _begin(start: str, places: dict[str, Path]) -> tuple[str, ...]:
     return ("task.start=null",) if start == FRESH else (f"task.start={places[start]}",)
 
 
-def resolved(changes: Sequence[str]) -> list[str]:
+def resolve(changes: Sequence[str]) -> list[str]:
     """`task.users=iid` stands for the corpus's own field, which keeps its other values."""
     return [change.replace("task.users=", "task.corpus.users=") for change in changes]
 

@@ -179,7 +179,7 @@ def audit(recipe: Recipe, canaries: int = 1000, watch: Callable[[int], None] | N
         )
     if not 10 <= canaries <= 1_000_000:
         raise UserError(f"canaries={canaries}: expected 10 to 1,000,000; a thousand can show an epsilon of about 5")
-    loop, trainer = _loop(recipe, canaries)
+    loop, trainer = _make_loop(recipe, canaries)
     planted = trainer.canaries
     filters = planted.filters(loop.bounds.bounder)
     state, score = loop.start(), torch.zeros(canaries, dtype=torch.float64)
@@ -197,8 +197,8 @@ def audit(recipe: Recipe, canaries: int = 1000, watch: Callable[[int], None] | N
     return Audit(claimed, found[0].epsilon, recipe.privacy.delta, 1 - ERROR, canaries, best, steps, tuple(found))
 
 
-def _loop(recipe: Recipe, canaries: int) -> tuple[Loop, CanaryTrainer]:
-    """The recipe's own loop, with its own rate and noise, over its users and the canaries."""
+def _make_loop(recipe: Recipe, canaries: int) -> tuple[Loop, CanaryTrainer]:
+    """Make the recipe's own loop, with its own rate and noise, over its users and the canaries."""
     task = make_task(recipe.task, recipe.run.seed)
     honest = make_loop(recipe, task=task)
     own = user_weights(recipe.users, task)
@@ -208,33 +208,18 @@ def _loop(recipe: Recipe, canaries: int) -> tuple[Loop, CanaryTrainer]:
     if isinstance(adaptive, Adaptive):  # in proportion to the cohort, as for the recipe itself
         noise = honest.plan.event.count_noise * cohort / honest.plan.cohort_size
         adaptive = adaptive.model_copy(update={"count_noise": noise})
-    changed = recipe.model_copy(
-        update={
-            "users": recipe.users.model_copy(update={"weights": tuple(weights.tolist())}),
-            "sampling": recipe.sampling.model_copy(update={"cohort": cohort}),
-            "bounding": recipe.bounding.model_copy(update={"adaptive": adaptive}),
-            "privacy": recipe.privacy.model_copy(
-                update={
-                    "noise_multiplier": honest.plan.event.noise_multiplier,
-                    "noise_scale": None,
-                    "target_epsilon": None,
-                }
-            ),
-        }
-    )
-    loop = make_loop(changed, task=CanaryTask(task, canaries))
-    like = flatten(task.initial_parameters())
-    trainer = CanaryTrainer(
-        CanaryTask(task, canaries),
-        loop.layout,
-        recipe.local,
-        loop.bounds.bounder,
-        loop.plan.weights,
-        recipe.run.seed,
-        like,
-    )
-    trainer.canaries = Canaries.plant(
-        loop.layout, canaries, recipe.run.steps, loop.bounds.bounder.sensitivity, recipe.run.seed
-    )
+    z = honest.plan.event.noise_multiplier
+    changes = {
+        "users": {"weights": tuple(weights.tolist())},
+        "sampling": {"cohort": cohort},
+        "bounding": {"adaptive": adaptive},
+        "privacy": {"noise_multiplier": z, "noise_scale": None, "target_epsilon": None},
+    }
+    updated = {name: section.model_copy(update=changes[name]) for name, section in recipe if name in changes}
+    larger, seed = CanaryTask(task, canaries), recipe.run.seed
+    loop = make_loop(recipe.model_copy(update=updated), task=larger)
+    rule, like = loop.bounds.bounder, flatten(task.initial_parameters())
+    trainer = CanaryTrainer(larger, loop.layout, recipe.local, rule, loop.plan.weights, seed, like)
+    trainer.canaries = Canaries.plant(loop.layout, canaries, recipe.run.steps, rule.sensitivity, seed)
     trainer.known = torch.zeros_like(like)
     return replace(loop, engine=InProcess(trainer)), trainer

@@ -23,23 +23,14 @@ _BLANK = "0" * 64
 def save(folder: Path, state: State, recipe_digest: str, ledger_count: int, ledger_head: str) -> None:
     from safetensors.torch import save as serialise
 
-    tensors = {"parameters": state.parameters}
-    tensors |= {f"optimiser/{name}": t for name, t in state.optimiser.items()}
-    tensors |= {f"final/{name}": t for name, t in state.final.items()}
-    tensors |= {f"noise/{name}": t for name, t in state.noise.items()}
-    tensors |= {f"clients/{name}": t for name, t in state.clients.items()}
-    if state.bounds is not None:
-        tensors["bounds"] = state.bounds
-    if state.pending is not None:
-        tensors["pending"] = state.pending
+    single = {"parameters": state.parameters, "bounds": state.bounds, "pending": state.pending}
+    tensors = {name: tensor for name, tensor in single.items() if tensor is not None}
+    groups = {"optimiser": state.optimiser, "final": state.final, "noise": state.noise, "clients": state.clients}
+    tensors |= {f"{group}/{name}": tensor for group, own in groups.items() for name, tensor in own.items()}
     about = {
-        "step": state.step,
-        "seconds": state.seconds,
-        "recent": state.recent,
-        "recipe": recipe_digest,
-        "ledger_count": ledger_count,
-        "ledger_head": ledger_head,
-    }
+        "step": state.step, "seconds": state.seconds, "recent": state.recent, "recipe": recipe_digest,
+        "ledger_count": ledger_count, "ledger_head": ledger_head,
+    }  # fmt: skip
     content = serialise(tensors, metadata={"confide": json.dumps(about), "digest": _BLANK})
     write_atomically(folder / FILE, content.replace(_BLANK.encode(), _digest(content).encode(), 1))
 

@@ -18,6 +18,7 @@ from confide.errors import UserError
 from confide.federated import items as scores
 from confide.federated.intervals import LEVEL, Difference, difference, holm, interval
 from confide.federated.items import Items
+from confide.privacy.accountant import shown
 from confide.recipe import Recipe
 from confide.runs import folder as runs
 from confide.runs.parameters import load_parameters_of
@@ -44,6 +45,16 @@ class ComparedRun:
     def value(self) -> float | None:
         found: float | None = self.summary["metrics"][self.metric]
         return found
+
+    @property
+    def shown(self) -> tuple[str, str, str]:
+        """The value, its interval and epsilon, as a table shows them."""
+        spent = self.summary["epsilon"]
+        return (
+            "not finite" if self.value is None else f"{self.value:.4g}",
+            "" if self.interval is None else f"{self.interval[0]:.4g} to {self.interval[1]:.4g}",
+            "no guarantee" if spent is None else shown(spent),
+        )
 
 
 @dataclass(frozen=True)
@@ -140,9 +151,7 @@ def items_of(folder: Path, recipe: Recipe) -> Items | None:
     if held is not None:
         return held
     task = make_task(recipe.task, recipe.run.seed)
-    if not hasattr(task, "scored"):
-        return None
-    _, found = runs.scored(task, load_parameters_of(folder, task))
+    _, found = runs.score_model(task, load_parameters_of(folder, task))
     if found is not None:
         scores.write(folder, found)
     return found
@@ -189,8 +198,7 @@ def _explain_incomparable(found: Sequence[ComparedRun]) -> list[str]:
 
 def _recipe_differences(recipes: Sequence[Recipe]) -> dict[str, tuple[str, ...]]:
     flat = [_flatten(recipe.model_dump(mode="json", exclude={"description"})) for recipe in recipes]
-    names = dict.fromkeys(name for each in flat for name in each)
-    rows = {name: tuple(each.get(name, "") for each in flat) for name in names}
+    rows = {name: tuple(each.get(name, "") for each in flat) for own in flat for name in own}
     return {name: values for name, values in rows.items() if len(set(values)) > 1}
 
 

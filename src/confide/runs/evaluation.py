@@ -16,14 +16,12 @@ import torch
 from confide import recipe as recipes
 from confide.build import make_task
 from confide.errors import UserError
-from confide.recipe import Recipe
 from confide.retrieval.metrics import RetrievalScores, summarise
 from confide.runs import folder
 from confide.runs.corpus_choice import check_corpus, parse_setting, read_with_bar
 from confide.runs.library import Library, names_recipe, open_library
 from confide.runs.parameters import load_parameters_of
-from confide.runs.recogniser import language_of, load_recogniser, speech_of
-from confide.speech.corpora import CorpusSettings
+from confide.runs.recogniser import language_of, load_recogniser
 from confide.speech.corpus import Corpus, Skipped, count_by_reason
 from confide.speech.recogniser import Recogniser
 from confide.speech.scores import Rate, Scores
@@ -48,24 +46,18 @@ class SpeechEvaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Error rates in percent, as a run's metrics have them."""
+        scores = self.scores
         return {
-            "task": "speech",
-            "run": self.run,
-            "corpus": self.corpus,
-            "language": self.language,
-            "decoder": self.decoder,
-            "wer": _percent(self.scores.wer),
-            "cer": _percent(self.scores.cer),
-            "utterances": self.scores.utterances,
-            "words": self.scores.wer.total,
-            "empty_references": self.scores.empty_references,
+            "task": "speech", "run": self.run, "corpus": self.corpus, "language": self.language,
+            "decoder": self.decoder, "wer": _percent(scores.wer), "cer": _percent(scores.cer),
+            "utterances": scores.utterances, "words": scores.wer.total, "empty_references": scores.empty_references,
             "speakers": [
                 {"name": s.name, "wer": 100 * s.wer, "cer": 100 * s.cer, "utterances": s.utterances, "words": s.words}
-                for s in self.scores.speakers
+                for s in scores.speakers
             ],
             "skipped": self.skipped_by_reason,
             "skipped_utterances": [{"id": item.id, "reason": item.reason} for item in self.skipped],
-        }
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -112,13 +104,20 @@ def evaluate(
     quiet: bool = False,
 ) -> RunEvaluation:
     """Score the model of a finished run, or a recipe of plain search; `settings` are words of --set."""
-    if _is_retrieval(run):
+    recipe = recipes.load(str(run)) if names_recipe(run) else folder.held_recipe(run)
+    if recipe.task.kind == "retrieval":
         if corpus is not None or language_model is not None:
             raise UserError(f"{run} is of task retrieval: --corpus and --language-model are for speech; drop them")
         return evaluate_retrieval(open_library(run, settings, quiet))
     recipe = folder.held_recipe(run)
-    if recipe.task.kind == "speech":
-        return _evaluate_speech_run(run, recipe, corpus, settings, language_model, quiet)
+    if isinstance(recipe.task, SpeechSettings):
+        # The recipe's test corpus or one of another kind, with what --set says, checked as `confide corpus` does.
+        document: dict[str, Any] = {} if corpus is not None else recipe.task.test.model_dump(exclude={"kind"})
+        document.update(parse_setting(word) for word in settings)
+        chosen = check_corpus(corpus or recipe.task.test.kind, document)
+        recogniser = load_recogniser(run, language_model)
+        recogniser.check_language(language_of(chosen), chosen.kind)
+        return evaluate_speech(recogniser, read_with_bar(chosen), str(run), recipe.task.cache, quiet)
     if corpus is not None or settings or language_model is not None:
         raise UserError(
             f"{run} holds a run of {recipe.task.kind}: --corpus, --set and --language-model are for speech; drop them"
@@ -150,34 +149,6 @@ def evaluate_retrieval(library: Library) -> RetrievalEvaluation:
     return RetrievalEvaluation(library.name, corpus.name, library.method, len(names), scores, loss, corpus.left_out)
 
 
-def _is_retrieval(run: Path) -> bool:
-    """Whether this is a run of retrieval, or a recipe of it."""
-    found = recipes.load(str(run)) if names_recipe(run) else folder.held_recipe(run)
-    return found.task.kind == "retrieval"
-
-
-def _evaluate_speech_run(
-    run: Path, recipe: Recipe, kind: str | None, words: Sequence[str], language_model: Path | None, quiet: bool
-) -> SpeechEvaluation:
-    task = speech_of(run, recipe)
-    settings = _test_corpus(task, kind, words)
-    recogniser = load_recogniser(run, language_model)
-    recogniser.check_language(language_of(settings), settings.kind)
-    return evaluate_speech(recogniser, read_with_bar(settings), str(run), task.cache, quiet)
-
-
-def _test_corpus(task: SpeechSettings, kind: str | None, words: Sequence[str]) -> CorpusSettings:
-    """The recipe's test corpus or one of another kind, with what --set says, checked as `confide corpus` does."""
-    document: dict[str, Any] = {} if kind is not None else task.test.model_dump(exclude={"kind"})
-    document.update(parse_setting(word) for word in words)
-    return check_corpus(kind or task.test.kind, document)
-
-
 def _percent(rate: Rate) -> dict[str, float]:
-    return {
-        "percent": 100 * rate.value,
-        "low": 100 * rate.low,
-        "high": 100 * rate.high,
-        "errors": rate.errors,
-        "total": rate.total,
-    }
+    percents = {"percent": 100 * rate.value, "low": 100 * rate.low, "high": 100 * rate.high}
+    return {**percents, "errors": rate.errors, "total": rate.total}

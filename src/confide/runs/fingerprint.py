@@ -29,7 +29,7 @@ def of_task(task: Task) -> dict[str, str]:
     return dict(task.fingerprint)
 
 
-def surroundings() -> dict[str, str]:
+def describe_environment() -> dict[str, str]:
     """Versions and machine, for people who want to run it again."""
     return {
         "confide": __version__,

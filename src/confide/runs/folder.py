@@ -40,13 +40,14 @@ from confide.progress import Reporter, stop_on_signal
 from confide.recipe import Recipe
 from confide.run import Loop
 from confide.runs import checkpoint, fingerprint
-from confide.runs.fingerprint import surroundings
+from confide.runs.fingerprint import describe_environment
 from confide.runs.recording import LAYERS, METRICS, TIMES, Recording
 from confide.runs.records import Recorded, evaluate, finite, json_safe, mean_of_recent
 from confide.settings import read_yaml
 
 __all__ = ["LAYERS", "METRICS", "TIMES", "finite"]
 _CHANGED = "{} was changed after the run began; nothing was done. Put it back, or start another run"
+_SPENT = ("epsilon", "delta", "accountant", "adjacency", "noise_source", "for_release", "releases")
 RECIPE, SUMMARY, MODEL = "recipe.yaml", "summary.json", "model.safetensors"
 
 
@@ -87,19 +88,15 @@ def train(
         if not (folder / SUMMARY).exists():
             raise UserError(f"{folder} holds this run, unfinished; go on with `confide resume {folder}`")
         return summary_of(folder)
-    strangers = (
-        [p.name for p in folder.iterdir() if p.name not in (".lock", "superlink.log") and p.suffix != ".tmp"]
-        if folder.is_dir()
-        else []
-    )
-    if strangers:
-        raise UserError(f"{folder} is not empty and holds no run ({strangers[0]}, ...); choose another --out folder")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; choose another --out folder")
     folder.mkdir(parents=True, exist_ok=True)
-    with _alone(folder):
+    strangers = [p.name for p in folder.iterdir() if p.name not in (".lock", "superlink.log") and p.suffix != ".tmp"]
+    if strangers:
+        raise UserError(f"{folder} is not empty and holds no run ({strangers[0]}, ...); choose another --out folder")
+    with _hold_lock(folder):
         loop = _loop(folder, wanted, workers, here, deployed)
-        return _see_through(folder, loop, None, quiet, page)
+        return _finish_run(folder, loop, None, quiet, page)
 
 
 def _loop(folder: Path, wanted: Recipe, workers: int, here: Place | None, deployed: Deployed | None) -> Loop:
@@ -115,16 +112,16 @@ def resume(
     deployed: Deployed | None = None,
     page: WritePage | None = None,
 ) -> dict[str, Any]:
-    """Go on with a run that was stopped or killed; it ends as if it had never been."""
+    """Go on with a run that was stopped or killed; it ends as if it had not been."""
     wanted = held_recipe(folder)
     if (folder / SUMMARY).exists():
         return summary_of(folder)
-    with _alone(folder):
+    with _hold_lock(folder):
         saved = checkpoint.load(folder) if (folder / checkpoint.FILE).exists() else None
         if saved is not None:
             _check_saved(folder, saved, wanted)
         loop = _loop(folder, wanted, workers, here, deployed)
-        return _see_through(folder, loop, saved.state if saved else None, quiet, page)
+        return _finish_run(folder, loop, saved.state if saved else None, quiet, page)
 
 
 def held_recipe(folder: Path) -> Recipe:
@@ -147,7 +144,7 @@ def summary_if_finished(folder: Path) -> dict[str, Any] | None:
 
 
 def mechanism_for(recipe: Recipe) -> type[Mechanism]:
-    """The mechanism of a recipe, which says what is stated about it."""
+    """Find the mechanism of a recipe: it says what a run of it promises."""
     return mechanism_of(recipe.privacy, recipe.bounding.follows)
 
 
@@ -164,9 +161,7 @@ def check_ledger(folder: Path) -> dict[str, Any]:
         "epsilon": finite(spent if events else 0.0),
         "delta": delta,
         "accountant": kind,
-        "adjacency": book.header.get("adjacency"),
-        "noise_source": book.header.get("noise_source"),
-        "for_release": book.header.get("for_release"),
+        **{name: book.header.get(name) for name in ("adjacency", "noise_source", "for_release")},
         "releases": book.count,
         "steps": len(book.latest),
         "last_hash": book.head,
@@ -198,20 +193,20 @@ def _check_tail(folder: Path, book: Ledger, count: int, head: str) -> None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _hold_lock(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, and name the folder in errors of writing."""
     with (folder / ".lock").open("w") as lock:
-        if not any(_locked(lock, wait) for wait in (0, 0.05, 0.2)):
+        if not any(_take_lock(lock, wait) for wait in (0, 0.05, 0.2)):
             raise UserError(f"another process is working in {folder}; wait for it or stop it first")
         try:
             yield
         except OSError as error:
-            # A write that fails does not say where; the message should.
             error.filename = error.filename or str(folder)
             raise
 
 
-def _locked(lock: TextIO, wait: float) -> bool:
-    """Whether the lock could be had, after a while: who only looks at a run holds it for microseconds."""
+def _take_lock(lock: TextIO, wait: float) -> bool:
+    """Wait and try to take the lock; false if another has it. `confide watch` takes it for microseconds only."""
     time.sleep(wait)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -221,14 +216,13 @@ def _locked(lock: TextIO, wait: float) -> bool:
 
 
 def _open_ledger(folder: Path, wanted: Recipe, header: dict[str, Any]) -> Ledger:
-    """The first thing written is the recipe, so that a run that was killed at birth can still be taken up."""
+    """Open the ledger, or begin it. The recipe is written first, so that a run that is killed here can be resumed."""
     path = folder / ledger.FILE
     if not (folder / RECIPE).exists():
         write_atomically(folder / RECIPE, wanted.to_yaml().encode())
+    if path.exists() and path.stat().st_size > 0:
+        Ledger.drop_torn_line(path)
     if not path.exists() or path.stat().st_size == 0:
-        return Ledger.create(path, header)
-    torn = Ledger.drop_torn_line(path)
-    if torn and path.stat().st_size == 0:
         return Ledger.create(path, header)
     book = Ledger.read(path)
     if book.header.get("recipe") != wanted.digest:
@@ -237,10 +231,10 @@ def _open_ledger(folder: Path, wanted: Recipe, header: dict[str, Any]) -> Ledger
     return book
 
 
-def _see_through(folder: Path, loop: Loop, saved: State | None, quiet: bool, page: WritePage | None) -> dict[str, Any]:
+def _finish_run(folder: Path, loop: Loop, saved: State | None, quiet: bool, page: WritePage | None) -> dict[str, Any]:
     try:
         state = saved or loop.start()
-        _go_on(folder, loop, state, quiet)
+        _make_steps(folder, loop, state, quiet)
         return _finish(folder, loop, state, page)
     except LostRank as lost:
         # Rank 0 wrote nothing of the step that was under way.
@@ -252,8 +246,8 @@ def _see_through(folder: Path, loop: Loop, saved: State | None, quiet: bool, pag
         loop.engine.close()
 
 
-def _go_on(folder: Path, loop: Loop, state: State, quiet: bool) -> None:
-    """The central steps that are left, with everything recorded."""
+def _make_steps(folder: Path, loop: Loop, state: State, quiet: bool) -> None:
+    """Make the central steps that are left, and record each."""
     steps, recorded, kind = loop.recipe.run.steps, Recorded(loop), mechanism_for(loop.recipe)
     # A step that cannot be made again bit for bit costs anew when it is repeated, so none should have to be.
     repeats = loop.plan.source.repeatable and loop.engine.traits.repeatable
@@ -300,7 +294,7 @@ def _finish(folder: Path, loop: Loop, state: State, page: WritePage | None) -> d
     model = loop.layout.views(loop.final.model(state))
     write_atomically(folder / MODEL, serialise({n: t.contiguous() for n, t in model.items()}))
     spent = check_ledger(folder)
-    metrics, found = scored(loop.task, model)
+    metrics, found = score_model(loop.task, model)
     if found is not None:
         items.write(folder, found)
     kind = mechanism_for(loop.recipe)
@@ -309,13 +303,7 @@ def _finish(folder: Path, loop: Loop, state: State, page: WritePage | None) -> d
         "metric": loop.task.metric,
         "metrics": json_safe(metrics),
         "metrics_mean_of_last": json_safe(mean_of_recent(state)),
-        "epsilon": spent["epsilon"],
-        "delta": spent["delta"],
-        "accountant": spent["accountant"],
-        "adjacency": spent["adjacency"],
-        "noise_source": spent["noise_source"],
-        "for_release": spent["for_release"],
-        "releases": spent["releases"],
+        **{name: spent[name] for name in _SPENT},
         "mechanism": kind.label(),
         "guarantee": kind.guarantee(spent, loop.recipe.privacy.delta),
         "trust": kind.trust,
@@ -331,7 +319,7 @@ def _finish(folder: Path, loop: Loop, state: State, page: WritePage | None) -> d
         "inputs": fingerprint.of_task(loop.task),
         "ledger_head": spent["last_hash"],
         "begins_elsewhere": spent["begins_elsewhere"],
-        "environment": surroundings(),
+        "environment": describe_environment(),
     }
     summary |= {name: spent[name] for name in ("epsilon_server", "releases_of_a_user") if name in spent}
     if page is not None:
@@ -340,7 +328,7 @@ def _finish(folder: Path, loop: Loop, state: State, page: WritePage | None) -> d
     return summary
 
 
-def scored(task: Task, model: dict[str, Tensor]) -> tuple[dict[str, float], Items | None]:
+def score_model(task: Task, model: dict[str, Tensor]) -> tuple[dict[str, float], Items | None]:
     """A model's evaluation, and how each test item was answered where the task has test items."""
     with torch.no_grad():
         found: tuple[dict[str, float], Items] | None = task.scored(model)

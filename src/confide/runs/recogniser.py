@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from confide.errors import UserError, require
-from confide.recipe import Recipe
 from confide.runs import folder
 from confide.runs.parameters import load_parameters
 from confide.speech import model
@@ -32,16 +31,11 @@ def language_of(settings: CorpusSettings) -> Language:
     return language
 
 
-def speech_of(run: Path, recipe: Recipe) -> SpeechSettings:
-    """The recipe's task, which has to be speech."""
-    if not isinstance(recipe.task, SpeechSettings):
-        raise UserError(f"{run} holds a run of {recipe.task.kind}, which hears nothing; give one whose task is speech")
-    return recipe.task
-
-
 def load_recogniser(run: Path, language_model: Path | None = None) -> Recogniser:
     """The recogniser that a finished run left; it decodes greedily without a language model."""
-    task = speech_of(run, folder.held_recipe(run))
+    task = folder.held_recipe(run).task
+    if not isinstance(task, SpeechSettings):
+        raise UserError(f"{run} holds a run of {task.kind}, which hears nothing; give one whose task is speech")
     require("speech", "speech recognition")
     tokens = Tokens(language_of(task.corpus))
     settings = model_settings(task, tokens)

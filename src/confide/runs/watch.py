@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import fcntl
 import json
-import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,12 +86,12 @@ class Watched:
         return {
             "state": state, "task": self.recipe.task.kind, "step": self.step, "steps": self.recipe.run.steps,
             "metric": name, "value": value, "epsilon": epsilon, "epsilon_shown": shown(epsilon),
-            "seconds": last.get("seconds"), "seconds_left": self.seconds_left, "loss": last.get("loss"),
-            "cohort": last.get("cohort"), "snr": last.get("snr"), "share_bounded": last.get("share_bounded"),
+            "seconds": last.get("seconds"), "seconds_left": self.seconds_left,
+            **{name: last.get(name) for name in ("loss", "cohort", "snr", "share_bounded")},
         }  # fmt: skip
 
 
-def watched(folder: Path) -> Watched:
+def read_run(folder: Path) -> Watched:
     """A run with the records that it has now."""
     found = Watched(folder, runs.held_recipe(folder))
     found.look()
@@ -110,23 +110,37 @@ def busy(folder: Path) -> bool:
     return False
 
 
-def watch(folder: Path, every: float = 0.5) -> str:
-    """Show a run until it ends, and return how: finished or stopped. Ctrl-C ends the watching, not the run."""
+def follow(folder: Path, every: float = 0.5) -> str:
+    """Show a run until it ends, and return how: finished or stopped. Ctrl-C ends the watching, not the run.
+
+    Without a terminal, print a line whenever there is a new step, at most one each time we look.
+    """
     from rich.console import Console
     from rich.live import Live
 
-    found = watched(folder)
-    console = Console()
+    found, console = read_run(folder), Console()
     if not console.is_terminal:
-        return _print_lines(found, every)
+        printed = -1
+
+        def show() -> None:
+            nonlocal printed
+            if found.step != printed:
+                printed = found.step
+                print(_line(found), flush=True)
+
+        return _look_until_it_ends(found, every, show)
     with Live(_panel(found), console=console, refresh_per_second=4) as live:
-        while True:
-            state = found.state
-            found.look()
-            live.update(_panel(found))
-            if state != "running":
-                return state
-            time.sleep(every)
+        return _look_until_it_ends(found, every, lambda: live.update(_panel(found)))
+
+
+def _look_until_it_ends(found: Watched, every: float, show: Callable[[], None]) -> str:
+    while True:
+        state = found.state
+        found.look()
+        show()
+        if state != "running":
+            return state
+        time.sleep(every)
 
 
 def spark(values: list[float], width: int = 40) -> str:
@@ -138,20 +152,6 @@ def spark(values: list[float], width: int = 40) -> str:
     low, high = min(means), max(means)
     span = high - low or 1.0
     return "".join(_BARS[min(7, int(8 * (v - low) / span))] for v in means)
-
-
-def _print_lines(found: Watched, every: float) -> str:
-    """Without a terminal: print a line whenever there is a new step, at most one each time we look."""
-    printed = -1
-    while True:
-        state = found.state
-        found.look()
-        if found.step != printed:
-            printed = found.step
-            print(_line(found), flush=True)
-        if state != "running":
-            return state
-        time.sleep(every)
 
 
 def _line(found: Watched) -> str:
@@ -202,17 +202,3 @@ def _parse_records(lines: bytes) -> list[Record]:
         return [json.loads(line) for line in lines.splitlines()]
     except ValueError as error:
         raise UserError(f"the run's {runs.METRICS} is damaged ({error}); nothing can be shown of it") from None
-
-
-def command(folder: Path) -> None:
-    """`confide watch`."""
-    try:
-        how = watch(folder)
-    except KeyboardInterrupt:
-        print("no longer watching; the run goes on", file=sys.stderr)
-        return
-    if how == "stopped":
-        step, steps = watched(folder).step, runs.held_recipe(folder).run.steps
-        print(f"nobody works in {folder}: it stopped after step {step} of {steps}; `confide resume {folder}` goes on")
-    else:
-        print(f"finished; its page is {folder / 'report.html'}")

@@ -1,8 +1,6 @@
 """Where in a model the updates, the signal and the noise are: the figures of a run's tensors (PFL-ASR 5, 10, 13, 14).
 
-A tensor's kind is what it is in its block (wqkv, wf, w1, w2, ln1, ln2), its depth the number of the block. The norm of
-a kind is the root of the sum of squares over its tensors. Everything is drawn from layers.jsonl, which has a line for
-every central step after which the model was evaluated.
+`confide.report.layers` reads what is drawn and says what a tensor's kind and depth are.
 
 Differs from the paper: Figures 5 and 10 average over all central steps, here over those on record, and the last of them
 is shown beside the average. Figures 13 and 14 are of the whole model; here each kind has its own.
@@ -52,9 +50,8 @@ def _depths(folder: Path, layers: Layers) -> tuple[Path, str]:
     outside = [i for i, name in enumerate(layers.names) if kind(name) not in inside]
     mean, deviation = over_steps(layers)
     last = layers.values["delta"][-1]
-    panels = len(inside) + bool(outside)
-    with sheet(path, math.ceil(panels / _COLUMNS), min(panels, _COLUMNS), _size(panels)) as (figure, axes):
-        used = _shared(axes, panels)
+    title = "Norm of the users' updates, tensor by tensor, before bounding"
+    with _panels(path, len(inside) + bool(outside), title) as (_, used):
         for axis, (what, places) in zip(used, inside.items(), strict=False):
             parts = _parts(layers.names, places)
             for (part, rows), colour in zip(parts.items(), _PAIR * len(parts), strict=False):
@@ -78,7 +75,6 @@ def _depths(folder: Path, layers: Layers) -> tuple[Path, str]:
             axis.set_xticks(at, [layers.names[i] for i in outside], rotation=90)
         for axis in used[::_COLUMNS]:
             axis.set_ylabel("norm of a user's update")
-        figure.suptitle("Norm of the users' updates, tensor by tensor, before bounding", fontsize=10)
     return path, (
         f"Norm of the users' updates before bounding: mean over the users of {len(layers.steps)} recorded steps, with "
         f"their standard deviation; dotted lines and dashes are step {layers.steps[-1]} alone."
@@ -88,15 +84,12 @@ def _depths(folder: Path, layers: Layers) -> tuple[Path, str]:
 def _curves(folder: Path, layers: Layers) -> tuple[Path, str]:
     """Figures 13 and 14, kind by kind."""
     path, kinds = folder / "figures" / "layers_norms.png", layers.kinds
-    with sheet(path, math.ceil(len(kinds) / _COLUMNS), min(len(kinds), _COLUMNS), _size(len(kinds))) as (figure, axes):
-        used = _shared(axes, len(kinds))
+    with _panels(path, len(kinds), "Updates, aggregate and noise by kind of tensor") as (figure, used):
         for axis, (what, places) in zip(used, kinds.items(), strict=True):
             for field, label, colour, style in _CURVES:
                 if field in layers.values:
-                    norms = _positive(layers.norm(field, places))
-                    axis.plot(
-                        layers.steps, norms, color=colour, ls=style, lw=1.4, marker=_marker(layers), ms=3, label=label
-                    )
+                    norms, look = _positive(layers.norm(field, places)), {"color": colour, "ls": style, "label": label}
+                    axis.plot(layers.steps, norms, lw=1.4, marker=_marker(layers), ms=3, **look)
             axis.set_title(what)
             axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         for axis in used[-_COLUMNS:]:
@@ -105,7 +98,6 @@ def _curves(folder: Path, layers: Layers) -> tuple[Path, str]:
             axis.set_ylabel("norm")
         handles, labels = used[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(_CURVES))
-        figure.suptitle("Updates, aggregate and noise by kind of tensor", fontsize=10)
     return path, (
         "By kind of tensor: mean norm of the users' updates before and after bounding, norm of their aggregate, and "
         "expected norm of the noise that was added to it."
@@ -161,22 +153,21 @@ def _parts(names: Sequence[str], places: Sequence[int]) -> dict[str, list[int]]:
     return parts
 
 
-def _size(panels: int) -> tuple[float, float]:
-    return 2.8 * min(panels, _COLUMNS), 2.3 * math.ceil(panels / _COLUMNS) + 0.8
-
-
-def _shared(axes: Any, panels: int) -> list[Any]:
-    """The axes in use, all with one logarithmic scale, so that kinds can be compared; the rest are removed."""
-    flat = list(axes.flat)
-    for axis in flat[panels:]:
-        axis.remove()
-    for place, axis in enumerate(flat[:panels]):
-        axis.set_yscale("log")
-        axis.yaxis.set_minor_locator(NullLocator())  # half of the time to draw, for ticks that nobody reads
-        if place > 0:
-            axis.sharey(flat[0])
-        axis.tick_params(labelleft=place % _COLUMNS == 0)
-    return flat[:panels]
+@contextmanager
+def _panels(path: Path, panels: int, title: str) -> Iterator[tuple[Any, list[Any]]]:
+    """A figure and its axes, all with one logarithmic scale, so that kinds can be compared."""
+    rows, columns = math.ceil(panels / _COLUMNS), min(panels, _COLUMNS)
+    with sheet(path, rows, columns, (2.8 * columns, 2.3 * rows + 0.8), title) as (figure, axes):
+        used, empty = list(axes.flat[:panels]), axes.flat[panels:]
+        for axis in empty:
+            axis.remove()
+        for place, axis in enumerate(used):
+            axis.set_yscale("log")
+            axis.yaxis.set_minor_locator(NullLocator())  # half of the time to draw, for ticks that nobody reads
+            if place > 0:
+                axis.sharey(used[0])
+            axis.tick_params(labelleft=place % _COLUMNS == 0)
+        yield figure, used
 
 
 def _positive(values: Array) -> Array:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -72,14 +73,12 @@ def published_points(delta: float) -> list[tuple[Point, float, str]]:
 def scaled_points(point: Point, cohort_factors: Iterable[float], population_factors: Iterable[float]) -> list[Point]:
     """Scale S by one factor and K by the same one times another, at the same noise s = z / S on the average."""
     points = []
-    spreads = list(population_factors)
-    for factor in cohort_factors:
-        for spread in spreads:
-            if not (0 < factor < math.inf and 0 < spread < math.inf):
-                raise UserError(f"factors {factor:g} and {spread:g}: expected finite numbers above 0")
-            cohort = round(point.cohort * factor)
-            z = point.noise_multiplier * cohort / point.cohort
-            points.append(Point(z, cohort, round(point.population * factor * spread), point.rounds, point.delta))
+    for factor, spread in product(cohort_factors, population_factors):
+        if not (0 < factor < math.inf and 0 < spread < math.inf):
+            raise UserError(f"factors {factor:g} and {spread:g}: expected finite numbers above 0")
+        cohort = round(point.cohort * factor)
+        z = point.noise_multiplier * cohort / point.cohort
+        points.append(Point(z, cohort, round(point.population * factor * spread), point.rounds, point.delta))
     return points
 
 
@@ -132,11 +131,9 @@ def along(noise: Noise, point: Point, name: str, values: Iterable[float]) -> lis
     most = {"rounds": planner.MOST_ROUNDS, "cohort": point.population}.get(name, math.inf)
     least = point.cohort if name == "population" else 1
     whole = sorted({round(x) for x in values if least <= round(x) <= most})
-    if name == "rounds":
-        return [(x, replace(point, rounds=x)) for x in whole]
-    if name == "population":
-        return [(x, replace(point, population=x)) for x in whole]
-    return [(x, replace(point, cohort=x, noise_multiplier=noise.at(x))) for x in whole]
+    if name == "cohort":
+        return [(x, replace(point, cohort=x, noise_multiplier=noise.at(x))) for x in whole]
+    return [(x, replace(point, **{name: x})) for x in whole]
 
 
 def draw_curves(path: Path, drawn: dict[str, list[dict[str, float | None]]], point: Point, held: str) -> None:
@@ -146,7 +143,11 @@ def draw_curves(path: Path, drawn: dict[str, list[dict[str, float | None]]], poi
 
     from confide.report.figures.sheets import sheet
 
-    with sheet(path, 2, 2, (8.4, 6)) as (figure, axes):
+    about = (
+        f"epsilon at delta {point.delta:g} around z = {point.noise_multiplier:g}, S = {point.cohort:,}, "
+        f"K = {point.population:,}, T = {point.rounds:,}; Poisson sampling, add-or-remove one user"
+    )
+    with sheet(path, 2, 2, (8.4, 6), about, title_size=9) as (_, axes):
         for axis, (name, points) in zip(axes.flat, drawn.items(), strict=True):
             for by, (label, colour) in LINES.items():
                 known = [(p["x"], p[by]) for p in points if p[by] is not None]
@@ -159,8 +160,3 @@ def draw_curves(path: Path, drawn: dict[str, list[dict[str, float | None]]], poi
                 ruler.set_major_locator(LogLocator(subs=(1, 2, 5)))
                 ruler.set_major_formatter("{x:g}")
         axes[0][0].legend()
-        figure.suptitle(
-            f"epsilon at delta {point.delta:g} around z = {point.noise_multiplier:g}, S = {point.cohort:,}, "
-            f"K = {point.population:,}, T = {point.rounds:,}; Poisson sampling, add-or-remove one user",
-            fontsize=9,
-        )
