@@ -13,13 +13,13 @@ from functools import cached_property, lru_cache
 
 import torch
 from pydantic import ValidationError
+from starlette.exceptions import HTTPException
 from torch import Tensor
 
 from confide.encoders.batching import Batcher, Job
 from confide.encoders.encoder import Encoder, EncoderSettings, join_windows
 from confide.encoders.wire import About, Limits, WireError, dump, load, stream
 from confide.errors import UserError
-from confide.web.answers import Refused
 
 SHORTEST_TOKEN = 16  # characters
 _VIEWS = 64  # combinations of pooling and windows that are kept
@@ -55,7 +55,7 @@ class Access:
                 found = index
         if word.lower() != "bearer" or found < 0:
             given = "another token than those that this server knows" if header else "no access token"
-            raise Refused(401, f"{given}; expected Authorization: Bearer TOKEN", WWW_Authenticate="Bearer")
+            raise HTTPException(401, f"{given}; expected Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
         return found
 
     def charge(self, holder: int, tokens: int) -> None:
@@ -71,7 +71,9 @@ class Access:
                 return
             self._left[holder] = (left, now)
         wait = max(1, math.ceil(-left / self._rate))
-        raise Refused(429, f"more than {self._rate:g} tokens a second; ask again in {wait} s", Retry_After=str(wait))
+        raise HTTPException(
+            429, f"more than {self._rate:g} tokens a second; ask again in {wait} s", {"Retry-After": str(wait)}
+        )
 
 
 class Service:
@@ -132,17 +134,17 @@ class Service:
         try:
             document = json.loads(body)
         except (ValueError, RecursionError):
-            raise Refused(400, 'a body that is not JSON; expected {"texts": ["...", ...]}') from None
+            raise HTTPException(400, 'a body that is not JSON; expected {"texts": ["...", ...]}') from None
         texts = document.get("texts") if isinstance(document, dict) else None
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise Refused(400, 'a body without a list of texts; expected {"texts": ["...", ...]}')
+            raise HTTPException(400, 'a body without a list of texts; expected {"texts": ["...", ...]}')
         self._check_size(len(texts), 0)
         settings = self._settings(query)
         with self._lock:
             try:
                 batch = self._view(settings).tokens(texts)
             except UserError as error:
-                raise Refused(400, str(error)) from None
+                raise HTTPException(400, str(error)) from None
         tokens = int(batch.mask.sum())
         self._check_size(len(batch.owner), tokens)
         charge(tokens)
@@ -155,7 +157,7 @@ class Service:
         ids, lengths = given["ids"], given["lengths"]
         self._check_lengths(lengths, len(ids))
         if int(ids.min()) < 0 or int(ids.max()) >= self.vocabulary:
-            raise Refused(400, f"token {int(ids.max())}; expected 0 to {self.vocabulary - 1}, the vocabulary")
+            raise HTTPException(400, f"token {int(ids.max())}; expected 0 to {self.vocabulary - 1}, the vocabulary")
         job = Job(self._settings(query).pooling, self._table[ids], lengths)
         charge(len(ids))
         return dump({"hidden": self.batcher.compute(job)})
@@ -173,7 +175,7 @@ class Service:
         shape = (len(job.lengths), self.encoder.width)
         if job.gradient is None or tuple(job.gradient.shape) != shape:
             found = None if job.gradient is None else tuple(job.gradient.shape)
-            raise Refused(400, f"gradient of shape {found}; expected {shape}: (texts, width)")
+            raise HTTPException(400, f"gradient of shape {found}; expected {shape}: (texts, width)")
         charge(2 * len(job.embeddings))
         return dump({"gradient": self.batcher.compute(job)})
 
@@ -184,41 +186,41 @@ class Service:
             settings = EncoderSettings.model_validate(self.encoder.settings.model_dump() | asked)
         except ValidationError as error:
             wrong = [f"{each['loc'][0]}={each['input']!r}; expected: {each['msg']}" for each in error.errors()]
-            raise Refused(400, ", ".join(wrong)) from None
+            raise HTTPException(400, ", ".join(wrong)) from None
         if self._view(settings).room < 1:
-            raise Refused(400, f"max_tokens={settings.max_tokens}; expected room beside the special tokens")
+            raise HTTPException(400, f"max_tokens={settings.max_tokens}; expected room beside the special tokens")
         return settings
 
     def _job(self, query: Query, given: Mapping[str, Tensor]) -> Job:
         """A pass over soft embeddings, of the right width and with lengths that agree with them."""
         embeddings, width = given["embeddings"], self.encoder.embedding_width
         if embeddings.shape[1] != width:
-            raise Refused(400, f"embeddings of shape {tuple(embeddings.shape)}; expected (tokens, {width})")
+            raise HTTPException(400, f"embeddings of shape {tuple(embeddings.shape)}; expected (tokens, {width})")
         self._check_lengths(given["lengths"], len(embeddings))
         return Job(self._settings(query).pooling, embeddings, given["lengths"], given.get("gradient"))
 
     def _check_lengths(self, lengths: Tensor, tokens: int) -> None:
         longest = self.encoder.context or self.limits.tokens
         if not len(lengths) or int(lengths.min()) < 1 or int(lengths.max()) > longest:
-            raise Refused(400, f"lengths of texts; expected at least one text, each of 1 to {longest} tokens")
+            raise HTTPException(400, f"lengths of texts; expected at least one text, each of 1 to {longest} tokens")
         if int(lengths.sum()) != tokens:
-            raise Refused(400, f"lengths that sum to {int(lengths.sum())}; expected {tokens}, the tokens sent")
+            raise HTTPException(400, f"lengths that sum to {int(lengths.sum())}; expected {tokens}, the tokens sent")
         self._check_size(len(lengths), tokens)
 
     def _check_size(self, texts: int, tokens: int) -> None:
         for given, most, what in ((texts, self.limits.texts, "texts"), (tokens, self.limits.tokens, "tokens")):
             if given > most:
-                raise Refused(413, f"{given} {what} in one request; expected at most {most}: send them in parts")
+                raise HTTPException(413, f"{given} {what} in one request; expected at most {most}: send them in parts")
 
 
 def _read(body: bytes, expected: Mapping[str, tuple[torch.dtype, int]]) -> dict[str, Tensor]:
     try:
         tensors = load(body, expected)
     except WireError as error:
-        raise Refused(400, str(error)) from None
+        raise HTTPException(400, str(error)) from None
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise Refused(400, f"{name} holds values that are not finite; expected numbers")
+            raise HTTPException(400, f"{name} holds values that are not finite; expected numbers")
     return tensors
 
 
