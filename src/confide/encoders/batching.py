@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -67,16 +68,11 @@ class Batcher:
     def _next(self) -> list[Job]:
         """Jobs for the next passes: those that come within the window, up to the tokens of a pass."""
         with self._change:
-            self._change.wait_for(lambda: not 0 < self._tokens() < self.batch_tokens, self.window)
+            self._change.wait_for(lambda: not 0 < _tokens(self._waiting) < self.batch_tokens, self.window)
             jobs: list[Job] = []
-            tokens = 0
-            while self._waiting and (not jobs or tokens + len(self._waiting[0].embeddings) <= self.batch_tokens):
+            while self._waiting and (not jobs or _tokens([*jobs, self._waiting[0]]) <= self.batch_tokens):
                 jobs.append(self._waiting.popleft())
-                tokens += len(jobs[-1].embeddings)
             return jobs
-
-    def _tokens(self) -> int:
-        return sum(len(job.embeddings) for job in self._waiting)
 
     def _answer(self, jobs: list[Job]) -> None:
         try:
@@ -101,20 +97,18 @@ class Batcher:
             padded = pad_sequence([rows[i] for i in chosen], batch_first=True)  # (windows, longest, embedding width)
             mask = (torch.arange(padded.shape[1]) < lengths[chosen].unsqueeze(1)).long()
             self.passes += 1
+            with torch.set_grad_enabled(bool(gradients)):
+                hidden = self._views[jobs[0].pooling].blocks(padded.requires_grad_(bool(gradients)), mask)
+            done = list(hidden)
             if gradients:
-                found = self._back(jobs[0].pooling, padded, mask, torch.stack([gradients[i] for i in chosen]))
+                (found,) = torch.autograd.grad(hidden, padded, torch.stack([gradients[i] for i in chosen]))
                 done = [row[:length] for row, length in zip(found, lengths[chosen].tolist(), strict=True)]
-            else:
-                with torch.no_grad():
-                    done = list(self._views[jobs[0].pooling].blocks(padded, mask))
             for index, answer in zip(chosen, done, strict=True):
                 answers[index] = answer
         join = torch.cat if gradients else torch.stack
         counts = np.cumsum([0, *(len(job.lengths) for job in jobs)])
         return [join(answers[start:end]) for start, end in pairwise(counts.tolist())]
 
-    def _back(self, pooling: Pooling, padded: Tensor, mask: Tensor, gradient: Tensor) -> Tensor:
-        with torch.enable_grad():
-            padded.requires_grad_()
-            (found,) = torch.autograd.grad(self._views[pooling].blocks(padded, mask), padded, gradient)
-        return found
+
+def _tokens(jobs: Iterable[Job]) -> int:
+    return sum(len(job.embeddings) for job in jobs)

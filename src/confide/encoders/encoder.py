@@ -85,9 +85,7 @@ class Encoder:
         self.width: int = config.hidden_size  # of a vector
         self.blocks_count: int = config.num_hidden_layers
         self.context: int | None = _context(config, self.tokeniser)
-        self.max_tokens = min(settings.max_tokens, self.context or settings.max_tokens)
         self.before, self.after = _frame(self.tokeniser)
-        self.room = self.max_tokens - len(self.before) - len(self.after)
         if self.room < 1:
             raise UserError(
                 f"max_tokens={self.max_tokens} leaves no room beside {len(self.before) + len(self.after)} special "
@@ -106,9 +104,17 @@ class Encoder:
         other.settings = settings
         if settings != self.settings:
             other.__dict__.pop("identity", None)  # kept by cached_property for the settings before
-        other.max_tokens = min(settings.max_tokens, self.context or settings.max_tokens)
-        other.room = other.max_tokens - len(self.before) - len(self.after)
         return other
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of a window, special ones included."""
+        return min(self.settings.max_tokens, self.context or self.settings.max_tokens)
+
+    @property
+    def room(self) -> int:
+        """Tokens of a window beside the special ones."""
+        return self.max_tokens - len(self.before) - len(self.after)
 
     @cached_property
     def identity(self) -> str:
@@ -181,14 +187,11 @@ class Encoder:
 
     def _pass(self, embeddings: Tensor, mask: Tensor) -> Tensor:
         """One call of the model."""  # (windows, width)
-        states = self.model(inputs_embeds=embeddings, attention_mask=mask).last_hidden_state
+        states: Tensor = self.model(inputs_embeds=embeddings, attention_mask=mask).last_hidden_state
         if self.settings.pooling == "last":
-            last = mask.sum(dim=1) - 1
-            chosen: Tensor = states[torch.arange(states.shape[0]), last]
-            return chosen
+            return states[torch.arange(states.shape[0]), mask.sum(dim=1) - 1]
         kept = mask.to(states.dtype)
-        mean: Tensor = torch.einsum("wtd,wt->wd", states, kept) / kept.sum(dim=1, keepdim=True)
-        return mean
+        return torch.einsum("wtd,wt->wd", states, kept) / kept.sum(dim=1, keepdim=True)
 
     def hidden(self, batch: Batch, adapter: Tensor | None = None) -> Tensor:
         """The vector of each text, differentiable with respect to the adapter."""  # (texts, width)

@@ -61,9 +61,8 @@ class RemoteEncoder(Encoder):
         self.model: Any = None
         self.causal, self.context = self.about.causal, self.about.context
         self.width, self.embedding_width = self.about.width, self.about.embedding_width
-        self.blocks_count, self.max_tokens = self.about.blocks, self.about.max_tokens
+        self.blocks_count = self.about.blocks
         self.before, self.after = self.about.before, self.about.after
-        self.room = self.max_tokens - len(self.before) - len(self.after)
         if self.max_tokens > self.about.limits.tokens:
             raise UserError(
                 f"max_tokens={self.max_tokens} to a window, and the encoder server {settings.source} takes "
@@ -90,7 +89,7 @@ class RemoteEncoder(Encoder):
         from tokenizers import Tokenizer
         from transformers import PreTrainedTokenizerFast
 
-        path = self.client.fetched("/tokeniser", self.about.tokeniser, "tokenizer.json")
+        path = self.client.fetch("/tokeniser", self.about.tokeniser, "tokenizer.json")
         wrap: Any = PreTrainedTokenizerFast
         return wrap(tokenizer_object=Tokenizer.from_file(str(path)))
 
@@ -104,7 +103,7 @@ class RemoteEncoder(Encoder):
         if self._embedding is None:
             from safetensors.torch import load_file
 
-            path = self.client.fetched("/embeddings", self.about.embeddings, "embeddings.safetensors")
+            path = self.client.fetch("/embeddings", self.about.embeddings, "embeddings.safetensors")
             table = load_file(path)["embeddings"]
             self._embedding = lambda ids: functional.embedding(ids, table)
         return super().embeddings(batch, adapter)

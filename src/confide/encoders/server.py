@@ -39,6 +39,7 @@ from confide.web.answers import application, content_length, read_body, route
 from confide.web.server import WebServer
 
 _BODIES = 8  # the bodies of requests under way may take so many times the largest one
+_PIECE = 2**20  # bytes of the embeddings that are sent at once
 _JSON = "application/json"
 
 
@@ -91,8 +92,9 @@ class EncoderServer(WebServer):
 
     def _embeddings(self, request: Request) -> Response:
         request.state.charge(self.service.vocabulary)  # a row costs what a token costs that is sent
-        size, pieces = self.service.embeddings()
-        return StreamingResponse(pieces, media_type=TENSORS, headers={"Content-Length": str(size)})
+        whole = memoryview(self.service.embeddings)  # sent in pieces: a connection keeps a copy of what it has to send
+        pieces = (whole[start : start + _PIECE] for start in range(0, len(whole), _PIECE))
+        return StreamingResponse(pieces, media_type=TENSORS, headers={"Content-Length": str(len(whole))})
 
     async def _hidden(self, request: Request) -> Response:
         kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()

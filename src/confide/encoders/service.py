@@ -8,8 +8,8 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 
 import torch
 from pydantic import ValidationError
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from confide.encoders.batching import Batcher, Job
 from confide.encoders.encoder import Encoder, EncoderSettings, join_windows
-from confide.encoders.wire import About, Limits, WireError, dump, load, stream
+from confide.encoders.wire import About, Limits, WireError, dump, load
 from confide.errors import UserError
 
 SHORTEST_TOKEN = 16  # characters
@@ -89,18 +89,15 @@ class Service:
         self._table = _table(encoder.model.get_input_embeddings())  # (vocabulary, embedding width)
         self.vocabulary = len(self._table)
         self.body = limits.body(encoder.embedding_width, encoder.width)
+        # What clients fetch.
         self.tokeniser: bytes = encoder.tokeniser.backend_tokenizer.to_str().encode()
+        self.embeddings = dump({"embeddings": self._table.float()})
+        self._tokeniser_digest = hashlib.sha256(self.tokeniser).hexdigest()
+        self._embeddings_digest = hashlib.sha256(self.embeddings).hexdigest()
         self._lock = threading.Lock()  # of the tokeniser, which is not for several threads, and of identities
         self._view = lru_cache(_VIEWS)(encoder.with_settings)
         # The default settings, whatever this server's are: a name for weights and tokeniser alone.
         self.model: str = self._view(EncoderSettings(source=encoder.settings.source)).identity
-
-    @cached_property
-    def _embeddings_digest(self) -> str:
-        digest = hashlib.sha256()
-        for piece in self.embeddings()[1]:
-            digest.update(piece)
-        return digest.hexdigest()
 
     def about(self, query: Query) -> About:
         settings = self._settings(query)
@@ -121,13 +118,10 @@ class Service:
                 max_windows=settings.max_windows,
                 before=encoder.before,
                 after=encoder.after,
-                tokeniser=hashlib.sha256(self.tokeniser).hexdigest(),
+                tokeniser=self._tokeniser_digest,
                 embeddings=self._embeddings_digest,
                 limits=self.limits,
             )
-
-    def embeddings(self) -> tuple[int, Iterator[bytes | memoryview]]:
-        return stream("embeddings", self._table)
 
     def hidden_of_texts(self, query: Query, body: bytes, charge: Charge) -> bytes:
         """Hidden states of texts, which are cut into tokens and windows here."""
