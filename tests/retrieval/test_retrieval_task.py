@@ -147,7 +147,7 @@ def test_with_every_expert_active_the_ranks_are_those_of_all_probabilities(task:
     labels = torch.from_numpy(made.corpus.test.labels)
     hidden = made.encoder.hidden(made.encoder.tokens(made.corpus.test.texts))
     every = experts.log_probabilities(clusters, start, hidden)
-    ranks, loss = made.ranked(start)
+    ranks, loss = made.rank(start)
     assert ranks.tolist() == ranks_from_scores(every, labels).tolist()
     assert loss == pytest.approx(-float(every.gather(1, labels.unsqueeze(1)).mean()), rel=1e-4)
 

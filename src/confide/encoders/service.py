@@ -49,14 +49,12 @@ class Access:
         """The number of the token in an Authorization header."""
         word, _, token = (header or "").partition(" ")
         digest = hashlib.sha256(token.strip().encode("utf-8", "replace")).digest()
-        found = -1
-        for index, known in enumerate(self._digests):  # all of them, so that the time tells nothing
-            if hmac.compare_digest(digest, known):
-                found = index
-        if word.lower() != "bearer" or found < 0:
+        # All of them are compared, so that the time tells nothing.
+        found = [index for index, known in enumerate(self._digests) if hmac.compare_digest(digest, known)]
+        if word.lower() != "bearer" or not found:
             given = "another token than those that this server knows" if header else "no access token"
             raise HTTPException(401, f"{given}; expected Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
-        return found
+        return found[-1]
 
     def charge(self, holder: int, tokens: int) -> None:
         """Take from the allowance. It may go below zero once, and must be above zero for the next request."""
@@ -86,7 +84,7 @@ class Service:
                 "tokenizer.json, which clients can be given: save it again with a current transformers"
             )
         self.encoder, self.limits, self.batcher = encoder, limits, Batcher(encoder)
-        self._table = _table(encoder.model.get_input_embeddings())  # (vocabulary, embedding width)
+        self._table = _read_table(encoder.model.get_input_embeddings())  # (vocabulary, embedding width)
         self.vocabulary = len(self._table)
         self.body = limits.body(encoder.embedding_width, encoder.width)
         # What clients fetch.
@@ -165,10 +163,10 @@ class Service:
     def backward(self, query: Query, body: bytes, charge: Charge) -> bytes:
         """The gradient of soft embeddings from that of the hidden states; counts twice, for it computes both ways."""
         wanted = {"embeddings": (torch.float32, 2), "lengths": (torch.int64, 1), "gradient": (torch.float32, 2)}
-        job = self._job(query, _read(body, wanted))
-        shape = (len(job.lengths), self.encoder.width)
-        if job.gradient is None or tuple(job.gradient.shape) != shape:
-            found = None if job.gradient is None else tuple(job.gradient.shape)
+        given = _read(body, wanted)
+        job = self._job(query, given)
+        found, shape = tuple(given["gradient"].shape), (len(job.lengths), self.encoder.width)
+        if found != shape:
             raise HTTPException(400, f"gradient of shape {found}; expected {shape}: (texts, width)")
         charge(2 * len(job.embeddings))
         return dump({"gradient": self.batcher.compute(job)})
@@ -218,10 +216,9 @@ def _read(body: bytes, expected: Mapping[str, tuple[torch.dtype, int]]) -> dict[
     return tensors
 
 
-def _table(embedding: torch.nn.Embedding) -> Tensor:
-    """What each token becomes; some models' own kinds of embedding do more than look up a row."""
+def _read_table(embedding: torch.nn.Embedding) -> Tensor:
+    """Find the vector of each token; some models' own kinds of embedding do more than look up a row."""
     if type(embedding) is torch.nn.Embedding:
         return embedding.weight.detach()
     with torch.no_grad():
-        made: Tensor = embedding(torch.arange(embedding.num_embeddings))
-    return made
+        return embedding(torch.arange(embedding.num_embeddings))  # type: ignore[no-any-return]

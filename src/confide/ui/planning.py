@@ -81,10 +81,11 @@ def by_rdp(given: Mapping[str, str]) -> dict[str, Any]:
 
 def enough(given: Mapping[str, str]) -> dict[str, Any]:
     """Cohort and population grown together until epsilon is below 10."""
-    found = planner.grown(point_of(given), TARGET)
+    point = point_of(given)
+    found = planner.grown(point, TARGET)
     if found is None:
         return {"said": "Even 10 billion users would be too few at this noise per user."}
-    if found.population == point_of(given).population:
+    if found.population == point.population:
         return {"said": f"Epsilon is below {TARGET:g} with these users."}
     return {
         "said": f"At the same noise per user and rate, epsilon falls below {TARGET:g} with {found.population:,} users "
