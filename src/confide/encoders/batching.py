@@ -1,4 +1,4 @@
-"""Requests that arrive within milliseconds of each other are joined into common passes of the encoder."""
+"""Joins requests that arrive within milliseconds of each other into common passes of the encoder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Job:
 
 
 class Batcher:
-    """One thread that computes; jobs of all clients that wait at the same time share its passes.
+    """Computes in one thread; jobs of all clients that wait at the same time share its passes.
 
     One thread, whichever request asks: each thread that calls torch would start processor threads of its own.
     """
@@ -60,13 +60,13 @@ class Batcher:
         return job.answer.result()
 
     def _work(self) -> None:
-        """Called once for each job, and finds none left where an earlier call took several."""
+        """Compute the jobs that wait. Called once for each job, so an earlier call may have taken them all."""
         jobs = self._next()
         for kind in sorted({job.kind for job in jobs}):
             self._answer([job for job in jobs if job.kind == kind])
 
     def _next(self) -> list[Job]:
-        """Jobs for the next passes: those that come within the window, up to the tokens of a pass."""
+        """Take the jobs that come within the window, up to the tokens of a pass."""
         with self._change:
             self._change.wait_for(lambda: not 0 < _tokens(self._waiting) < self.batch_tokens, self.window)
             jobs: list[Job] = []
@@ -88,7 +88,7 @@ class Batcher:
             job.answer.set_result(answer)
 
     def _run(self, jobs: list[Job]) -> list[Tensor]:
-        """Passes over windows of similar length, whichever job they belong to; answers in the order of the jobs."""
+        """Run passes over windows of similar length, whichever job they belong to; answer in the order of the jobs."""
         rows = [row for job in jobs for row in torch.split(job.embeddings, job.lengths.tolist())]
         gradients = [gradient for job in jobs if job.gradient is not None for gradient in job.gradient]
         lengths = torch.cat([job.lengths for job in jobs])

@@ -29,7 +29,7 @@ Method = Callable[[Query, bytes, Charge], bytes]
 
 
 class Access:
-    """Who may ask, and how much: tokens compared in constant time, and an allowance of text tokens for each."""
+    """Decides who may ask and how much: compares access tokens in constant time, and gives each an allowance."""
 
     def __init__(self, tokens: Sequence[str], rate: float) -> None:
         short = [token for token in tokens if len(token) < SHORTEST_TOKEN or not token.isascii()]
@@ -46,7 +46,7 @@ class Access:
         self._left = [(self._burst, time.monotonic()) for _ in tokens]
 
     def holder(self, header: str | None) -> int:
-        """The number of the token in an Authorization header."""
+        """Find the number of the access token in an Authorization header."""
         word, _, token = (header or "").partition(" ")
         digest = hashlib.sha256(token.strip().encode("utf-8", "replace")).digest()
         # All of them are compared, so that the time tells nothing.
@@ -75,7 +75,7 @@ class Access:
 
 
 class Service:
-    """What the server answers, apart from HTTP. Each method takes a query, a body and what charges for tokens."""
+    """Computes the answers. Each method takes a query, a body, and a function that charges for tokens."""
 
     def __init__(self, encoder: Encoder, limits: Limits) -> None:
         if not encoder.tokeniser.is_fast:
@@ -122,7 +122,7 @@ class Service:
             )
 
     def hidden_of_texts(self, query: Query, body: bytes, charge: Charge) -> bytes:
-        """Hidden states of texts, which are cut into tokens and windows here."""
+        """Compute hidden states of texts, which are cut into tokens and windows here."""
         try:
             document = json.loads(body)
         except (ValueError, RecursionError):
@@ -144,7 +144,7 @@ class Service:
         return dump({"hidden": join_windows(self.batcher.compute(Job(settings.pooling, packed, batch.lengths)), batch)})
 
     def hidden(self, query: Query, body: bytes, charge: Charge) -> bytes:
-        """Hidden states of windows that the client has cut into tokens."""
+        """Compute hidden states of windows that the client has cut into tokens."""
         given = _read(body, {"ids": (torch.int64, 1), "lengths": (torch.int64, 1)})
         ids, lengths = given["ids"], given["lengths"]
         self._check_lengths(lengths, len(ids))
@@ -155,13 +155,13 @@ class Service:
         return dump({"hidden": self.batcher.compute(job)})
 
     def forward(self, query: Query, body: bytes, charge: Charge) -> bytes:
-        """Hidden states of soft embeddings."""
+        """Compute hidden states of soft embeddings."""
         job = self._job(query, _read(body, {"embeddings": (torch.float32, 2), "lengths": (torch.int64, 1)}))
         charge(len(job.embeddings))
         return dump({"hidden": self.batcher.compute(job)})
 
     def backward(self, query: Query, body: bytes, charge: Charge) -> bytes:
-        """The gradient of soft embeddings from that of the hidden states; counts twice, for it computes both ways."""
+        """Compute the gradient of soft embeddings from that of the hidden states; costs double: it goes both ways."""
         wanted = {"embeddings": (torch.float32, 2), "lengths": (torch.int64, 1), "gradient": (torch.float32, 2)}
         given = _read(body, wanted)
         job = self._job(query, given)
@@ -172,7 +172,7 @@ class Service:
         return dump({"gradient": self.batcher.compute(job)})
 
     def _settings(self, query: Query) -> EncoderSettings:
-        """The pooling and the windows that a request asks for."""
+        """Read the pooling and the windows that a request asks for."""
         asked = {name: query[name] for name in ("pooling", "max_tokens", "max_windows") if name in query}
         try:
             settings = EncoderSettings.model_validate(self.encoder.settings.model_dump() | asked)
@@ -184,7 +184,7 @@ class Service:
         return settings
 
     def _job(self, query: Query, given: Mapping[str, Tensor]) -> Job:
-        """A pass over soft embeddings, of the right width and with lengths that agree with them."""
+        """Check that soft embeddings have the right width and agree with their lengths, and make a job of them."""
         embeddings, width = given["embeddings"], self.encoder.embedding_width
         if embeddings.shape[1] != width:
             raise HTTPException(400, f"embeddings of shape {tuple(embeddings.shape)}; expected (tokens, {width})")

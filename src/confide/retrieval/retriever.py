@@ -34,7 +34,7 @@ _PAIRS = 2**24
 
 @dataclass
 class Retriever:
-    """An encoder and documents, and how they are put together."""
+    """Retrieves documents with an encoder and a head, experts or search."""
 
     settings: RetrievalSettings
     encoder: Encoder
@@ -56,7 +56,7 @@ class Retriever:
         return self.fixed([document.text for document in self.documents])
 
     def fixed(self, texts: Sequence[str]) -> Tensor:
-        """Vectors without an adapter, from the cache or into it."""  # (texts, width)
+        """Compute vectors without an adapter, or read them from the cache."""  # (texts, width)
         return hidden_states(self.encoder, texts, self.settings.cache, self.quiet).rows()
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -118,7 +118,7 @@ class Retriever:
     def ranks(
         self, parameters: Mapping[str, Tensor], hidden: Tensor, labels: Tensor, documents: Tensor | None
     ) -> tuple[np.ndarray, float]:
-        """Rank of the right document of each query, and the mean loss. Experts rank what the active ones hold."""
+        """Find the rank of each query's right document, and the mean loss. Experts rank what the active ones hold."""
         step = max(1, _PAIRS // len(self.documents))
         ranks, losses = [], 0.0
         for part, right in zip(torch.split(hidden, step), torch.split(labels, step), strict=True):
@@ -141,7 +141,7 @@ class Retriever:
     def find(
         self, parameters: Mapping[str, Tensor], hidden: Tensor, k: int, index: DocumentIndex | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The K best documents of each query: scores, best first, and document numbers (-1: none)."""
+        """Find the K best documents of each query: scores, best first, and document numbers (-1: none)."""
         if index is not None:
             return index.search(hidden, k)
         if self.clusters is not None:

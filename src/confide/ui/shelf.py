@@ -1,4 +1,4 @@
-"""The runs under a folder: found, listed, rendered and tried. A name from the page is looked up, never opened."""
+"""Finds, lists, renders and tries the runs under a folder. A name from the page is looked up, never opened."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Shelf:
     _using: threading.Lock = field(default_factory=threading.Lock)
 
     def names(self) -> dict[str, Path]:
-        """Runs by name: their path below the folder. Links that lead out of it are not followed."""
+        """Find runs; their names are their paths below the folder. Links that lead out of it are not followed."""
         root, found = self.root.resolve(), {}
         for place, folders, files in os.walk(root, followlinks=False):
             here = Path(place)
@@ -52,7 +52,7 @@ class Shelf:
         return place
 
     def listing(self) -> list[dict[str, Any]]:
-        """Every run with how far it is, the running ones first."""
+        """List every run with how far it is, the running ones first."""
         rows = []
         for name, place in self.names().items():
             try:
@@ -74,7 +74,7 @@ class Shelf:
         return _render_comparison(places, tuple(_changed(place / runs.SUMMARY) for place in places))
 
     def transcribe(self, name: str, sound: bytes, filename: str) -> dict[str, Any]:
-        """What a recording says, by a finished speech run."""
+        """Transcribe a recording by a finished speech run."""
         from confide.runs.recogniser import load_recogniser
         from confide.speech.corpus import Undecodable, read_file
 
@@ -102,7 +102,7 @@ class Shelf:
         return {"text": transcript.text, "seconds": transcript.seconds, "took": took, "segments": segments}
 
     def retrieve(self, name: str, query: str, k: int) -> dict[str, Any]:
-        """Documents for a query, by a finished retrieval run."""
+        """Find documents for a query by a finished retrieval run."""
         from confide.runs.library import open_run
 
         place = self.find(name)

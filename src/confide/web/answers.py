@@ -77,7 +77,7 @@ def application(
 
 
 def route(method: str, path: str, endpoint: Callable[[Request], Any]) -> Route:
-    """A path and the one method that it answers to; starlette would add HEAD to GET."""
+    """Route a path for one method only; starlette would add HEAD to GET."""
     made = Route(path, endpoint, methods=[method])
     made.methods = {method}
     return made
@@ -99,7 +99,7 @@ async def refuse(request: Request, refused: HTTPException) -> Response:
 
 
 def content_length(request: Request, most: int) -> int:
-    """The size of a request's body, which has to be announced: at most so many bytes."""
+    """Read from the headers how large a body is; refuse one that does not say so, or is too large."""
     text = request.headers.get("Content-Length", "0" if request.method == "GET" else None)
     if text is None or "Transfer-Encoding" in request.headers:
         raise HTTPException(411, "a body without its length; expected it in Content-Length, and no chunks")
@@ -109,7 +109,7 @@ def content_length(request: Request, most: int) -> int:
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """The body of a request, unless it is too large or comes too slowly."""
+    """Read the body of a request; refuse it if it is too large or comes too slowly."""
     length = content_length(request, most)
     try:
         async with asyncio.timeout(IDLE + length / SLOWEST):
