@@ -127,7 +127,7 @@ def experts(encoder: str, documents: int, epochs: int) -> dict[str, Any]:
             answer[name] = {"top_1": 100 * top_1, "top_10": 100 * top_10, "rate": best}
             retriever = loop.task.retriever
             if retriever.clusters is not None:
-                answer["share"] = multiply_adds(retriever.settings.experts, retriever.clusters, retriever.encoder.width)
+                answer["share"] = multiply_adds(retriever.clusters, retriever.encoder.width)
         return answer
 
 

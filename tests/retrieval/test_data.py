@@ -38,7 +38,7 @@ def test_ag_news_keeps_its_official_test_and_mends_its_references(data: Path) ->
 
 def test_the_arxiv_sample_has_its_categories_in_training_and_test(data: Path) -> None:
     corpus = _read(kind="arxiv", file=data / "arxiv" / "arxiv_sample.tsv.gz", per_category=10, text="title")
-    assert (corpus.classes, len(corpus.train), len(corpus.test)) == (167, 1336, 334)
+    assert (len(corpus.documents), len(corpus.train), len(corpus.test)) == (167, 1336, 334)
     assert len(np.unique(corpus.test.labels)) == 167
     assert corpus.left_out == {"beyond per_category": 167 * 50}
 
@@ -61,7 +61,7 @@ def test_arxiv_json_lines_as_published_are_read(tmp_path: Path) -> None:
 
 def test_the_embedded_corpus_is_always_the_same_and_the_seed_only_splits_it() -> None:
     first, again, other = _read(kind="embedded"), _read(kind="embedded"), _read(1, kind="embedded")
-    assert (first.classes, len(first.train), len(first.test)) == (100, 800, 200)
+    assert (len(first.documents), len(first.train), len(first.test)) == (100, 800, 200)
     assert first.train.texts == again.train.texts != other.train.texts
     assert sorted([*first.train.texts, *first.test.texts]) == sorted([*other.train.texts, *other.test.texts])
     assert len({*first.train.texts, *first.test.texts}) == 1000  # no query twice, none in both parts

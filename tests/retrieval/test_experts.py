@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -49,10 +51,10 @@ def test_probabilities_of_all_documents_sum_to_one_and_the_loss_is_theirs() -> N
     clusters = cluster_documents(chosen, _vectors(14), generator(0, "clusters"))  # two clusters have an empty slot
     parameters = experts.initial_parameters(clusters, 6, generator(1, "experts"))
     hidden, labels = _vectors(5, seed=3), torch.tensor([0, 13, 7, 7, 2])
-    every = experts.log_probabilities(chosen, clusters, parameters, hidden)
+    every = experts.log_probabilities(clusters, parameters, hidden)
     torch.testing.assert_close(every.exp().sum(dim=1), torch.ones(5))
     expected = -every.gather(1, labels[:, None]).mean()
-    torch.testing.assert_close(experts.loss(chosen, clusters, parameters, hidden, labels), expected)
+    torch.testing.assert_close(experts.loss(clusters, parameters, hidden, labels), expected)
 
 
 def test_with_all_experts_active_retrieval_is_the_reference_and_with_one_a_part_of_it() -> None:
@@ -60,11 +62,11 @@ def test_with_all_experts_active_retrieval_is_the_reference_and_with_one_a_part_
     clusters = cluster_documents(chosen, _vectors(14), generator(0, "clusters"))
     parameters = experts.initial_parameters(clusters, 6, generator(1, "experts"))
     hidden = _vectors(9, seed=3)
-    every = experts.log_probabilities(chosen, clusters, parameters, hidden)
-    scores, found = experts.retrieve(chosen, clusters, parameters, hidden, 14)
+    every = experts.log_probabilities(clusters, parameters, hidden)
+    scores, found = experts.retrieve(clusters, parameters, hidden, 14)
     assert torch.equal(found, every.argsort(dim=1, descending=True))
-    one = ExpertsSettings(clusters=4, active=1)
-    scores, found = experts.retrieve(one, clusters, parameters, hidden, 2)
+    one = replace(clusters, settings=ExpertsSettings(clusters=4, active=1))
+    scores, found = experts.retrieve(one, parameters, hidden, 2)
     torch.testing.assert_close(scores, every.gather(1, found))
     assert all(len(set(clusters.cluster[row].tolist())) == 1 for row in found)
 
@@ -74,7 +76,7 @@ def test_training_touches_only_the_gate_and_the_right_expert() -> None:
     clusters = cluster_documents(chosen, _vectors(16), generator(0, "clusters"))
     parameters = experts.initial_parameters(clusters, 6, generator(1, "experts"))
     own = {name: value.requires_grad_() for name, value in parameters.items()}
-    loss = experts.loss(chosen, clusters, own, _vectors(3), torch.tensor([5, 5, 5]))
+    loss = experts.loss(clusters, own, _vectors(3), torch.tensor([5, 5, 5]))
     (gradient,) = torch.autograd.grad(loss, own["experts.weight"])
     touched = gradient.abs().sum(dim=(1, 2)).nonzero().flatten().tolist()
     assert touched == [int(clusters.cluster[5])]
@@ -86,7 +88,7 @@ def test_experts_that_begin_as_documents_find_each_document_and_pick_its_cluster
     documents = centres.repeat_interleave(5, dim=0)[:18] + _vectors(18, 4)  # two slots are empty
     clusters = cluster_documents(chosen, documents, generator(0, "clusters"))
     parameters = experts.initial_parameters(clusters, 4, generator(1, "experts"), documents)
-    scores, found = experts.retrieve(chosen, clusters, parameters, documents, 3)
+    scores, found = experts.retrieve(clusters, parameters, documents, 3)
     assert found[:, 0].tolist() == list(range(18))
     assert bool((scores.exp() <= 1).all())
     assert {name: tuple(tensor.shape) for name, tensor in parameters.items()} == experts.parameter_shapes(clusters, 4)
@@ -94,8 +96,8 @@ def test_experts_that_begin_as_documents_find_each_document_and_pick_its_cluster
 
 def test_ten_thousand_documents_need_a_tenth_of_the_flat_heads_work() -> None:
     members = torch.arange(10_000).reshape(100, 100)
-    clusters = experts.Clusters(members, torch.arange(10_000) // 100, torch.arange(10_000) % 100)
-    counted = experts.multiply_adds(ExpertsSettings(active=8), clusters, 384)
+    places = torch.arange(10_000) // 100, torch.arange(10_000) % 100
+    counted = experts.multiply_adds(experts.Clusters(ExpertsSettings(active=8), members, *places), 384)
     assert counted == {"experts": 384 * 900, "flat": 384 * 10_000, "share": pytest.approx(0.09)}
 
 

@@ -139,16 +139,15 @@ def test_evaluation_says_what_the_ranks_say(task: Callable[..., Retrieval]) -> N
 
 
 def test_with_every_expert_active_the_ranks_are_those_of_all_probabilities(task: Callable[..., Retrieval]) -> None:
-    settings = {"clusters": 3, "active": 3}
-    made = task(experts=settings)
+    made = task(experts={"clusters": 3, "active": 3})
     start = made.initial_parameters()
     assert set(start) == {"gate.weight", "gate.bias", "experts.weight", "experts.bias"}
     clusters = made.retriever.clusters
     assert clusters is not None
     labels = torch.from_numpy(made.corpus.test.labels)
     hidden = made.encoder.hidden(made.encoder.tokens(made.corpus.test.texts))
-    every = experts.log_probabilities(experts.ExpertsSettings(**settings), clusters, start, hidden)
-    ranks, loss = made.ranked(start)
+    every = experts.log_probabilities(clusters, start, hidden)
+    ranks, loss = made.rank(start)
     assert ranks.tolist() == ranks_from_scores(every, labels).tolist()
     assert loss == pytest.approx(-float(every.gather(1, labels.unsqueeze(1)).mean()), rel=1e-4)
 

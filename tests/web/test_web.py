@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 import pytest
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,7 +22,7 @@ from confide.errors import UserError
 from confide.web import answers
 from confide.web import server as web
 from confide.web.address import is_loopback, listen
-from confide.web.answers import Json, Refused, application, read_body, route
+from confide.web.answers import Json, application, read_body, route
 from confide.web.server import WebServer
 
 LARGE = 2**26  # bytes, more than the buffers of a connection hold
@@ -48,7 +49,7 @@ def _fail(request: Request) -> Response:
 def _serving() -> Iterator[WebServer]:
     def check(request: Request) -> None:
         if "X-Refuse" in request.headers:
-            raise Refused(403, "as asked")
+            raise HTTPException(403, "as asked")
 
     routes = [route("POST", "/echo", _echo)]
     routes += [route("GET", path, end) for path, end in (("/large", _large), ("/slow", _slow), ("/fail", _fail))]
@@ -261,5 +262,5 @@ def test_a_refused_request_is_answered_though_its_body_never_ends(monkeypatch: p
         return {"type": "http.request", "body": b"x", "more_body": True}
 
     request = Request({"type": "http", "method": "POST", "headers": []}, receive)
-    answer = asyncio.run(answers.refuse(request, Refused(403, "no")))
+    answer = asyncio.run(answers.refuse(request, HTTPException(403, "no")))
     assert (answer.status_code, answer.headers["Connection"]) == (403, "close")

@@ -1,9 +1,10 @@
-"""Requests that arrive within milliseconds of each other are joined into common passes of the encoder."""
+"""Joins requests that arrive within milliseconds of each other into common passes of the encoder."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -35,7 +36,7 @@ class Job:
 
 
 class Batcher:
-    """One thread that computes; jobs of all clients that wait at the same time share its passes.
+    """Computes in one thread; jobs of all clients that wait at the same time share its passes.
 
     One thread, whichever request asks: each thread that calls torch would start processor threads of its own.
     """
@@ -59,24 +60,19 @@ class Batcher:
         return job.answer.result()
 
     def _work(self) -> None:
-        """Called once for each job, and finds none left where an earlier call took several."""
+        """Compute the jobs that wait. Called once for each job, so an earlier call may have taken them all."""
         jobs = self._next()
         for kind in sorted({job.kind for job in jobs}):
             self._answer([job for job in jobs if job.kind == kind])
 
     def _next(self) -> list[Job]:
-        """Jobs for the next passes: those that come within the window, up to the tokens of a pass."""
+        """Take the jobs that come within the window, up to the tokens of a pass."""
         with self._change:
-            self._change.wait_for(lambda: not 0 < self._tokens() < self.batch_tokens, self.window)
+            self._change.wait_for(lambda: not 0 < _tokens(self._waiting) < self.batch_tokens, self.window)
             jobs: list[Job] = []
-            tokens = 0
-            while self._waiting and (not jobs or tokens + len(self._waiting[0].embeddings) <= self.batch_tokens):
+            while self._waiting and (not jobs or _tokens([*jobs, self._waiting[0]]) <= self.batch_tokens):
                 jobs.append(self._waiting.popleft())
-                tokens += len(jobs[-1].embeddings)
             return jobs
-
-    def _tokens(self) -> int:
-        return sum(len(job.embeddings) for job in self._waiting)
 
     def _answer(self, jobs: list[Job]) -> None:
         try:
@@ -92,7 +88,7 @@ class Batcher:
             job.answer.set_result(answer)
 
     def _run(self, jobs: list[Job]) -> list[Tensor]:
-        """Passes over windows of similar length, whichever job they belong to; answers in the order of the jobs."""
+        """Run passes over windows of similar length, whichever job they belong to; answer in the order of the jobs."""
         rows = [row for job in jobs for row in torch.split(job.embeddings, job.lengths.tolist())]
         gradients = [gradient for job in jobs if job.gradient is not None for gradient in job.gradient]
         lengths = torch.cat([job.lengths for job in jobs])
@@ -101,20 +97,18 @@ class Batcher:
             padded = pad_sequence([rows[i] for i in chosen], batch_first=True)  # (windows, longest, embedding width)
             mask = (torch.arange(padded.shape[1]) < lengths[chosen].unsqueeze(1)).long()
             self.passes += 1
+            with torch.set_grad_enabled(bool(gradients)):
+                hidden = self._views[jobs[0].pooling].blocks(padded.requires_grad_(bool(gradients)), mask)
+            done = list(hidden)
             if gradients:
-                found = self._back(jobs[0].pooling, padded, mask, torch.stack([gradients[i] for i in chosen]))
+                (found,) = torch.autograd.grad(hidden, padded, torch.stack([gradients[i] for i in chosen]))
                 done = [row[:length] for row, length in zip(found, lengths[chosen].tolist(), strict=True)]
-            else:
-                with torch.no_grad():
-                    done = list(self._views[jobs[0].pooling].blocks(padded, mask))
             for index, answer in zip(chosen, done, strict=True):
                 answers[index] = answer
         join = torch.cat if gradients else torch.stack
         counts = np.cumsum([0, *(len(job.lengths) for job in jobs)])
         return [join(answers[start:end]) for start, end in pairwise(counts.tolist())]
 
-    def _back(self, pooling: Pooling, padded: Tensor, mask: Tensor, gradient: Tensor) -> Tensor:
-        with torch.enable_grad():
-            padded.requires_grad_()
-            (found,) = torch.autograd.grad(self._views[pooling].blocks(padded, mask), padded, gradient)
-        return found
+
+def _tokens(jobs: Iterable[Job]) -> int:
+    return sum(len(job.embeddings) for job in jobs)

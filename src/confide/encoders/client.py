@@ -8,10 +8,8 @@ import random
 import ssl
 import tempfile
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 
@@ -23,11 +21,10 @@ from confide.web.address import is_loopback
 
 _ANSWER = 600.0  # seconds that a server may compute
 _PAUSE, _LONGEST_PAUSE = 0.1, 10.0
-T = TypeVar("T")
 
 
 class Client:
-    """HTTP to one encoder server, by any number of threads, with patience."""
+    """Asks one encoder server, for any number of threads."""
 
     def __init__(self, url: str, patience: float) -> None:
         self.url, self.patience = url.rstrip("/"), patience
@@ -57,36 +54,15 @@ class Client:
 
     def request(
         self, method: str, path: str, query: dict[str, Any] | None = None, body: bytes | None = None,
-        patience: float | None = None,
+        patience: float | None = None, into: Path | None = None,
     ) -> bytes:  # fmt: skip
-        """The body of the answer; asks again while the server is busy or away."""
+        """Read the body of the answer, or write it to a file; ask again, with growing pauses, while nobody answers."""
         patience = self.patience if patience is None else patience
-        return self._patiently(lambda: self._once(method, path, httpx.Response.read, query, body), patience)
-
-    def fetched(self, path: str, digest: str, name: str) -> Path:
-        """A file of the server in the cache, fetched unless it is there; checked every time."""
-        folder = encoders_folder() / "remote"
-        target = folder / f"{digest[:24]}-{name}"
-        if not (target.is_file() and file_digest(target) == digest):
-            make_folder(folder)
-            with tempfile.TemporaryDirectory(prefix=".fetching.", dir=folder) as scratch:
-                part = Path(scratch) / name
-                self._patiently(lambda: self._once("GET", path, partial(_write, part)), self.patience)
-                if file_digest(part) != digest:
-                    raise UserError(
-                        f"{path} of the encoder server {self.url} is not what it says in /about (SHA-256 {digest}); "
-                        "expected the same model throughout: was the server changed just now? Start again"
-                    )
-                os.replace(part, target)
-        return target
-
-    def _patiently(self, ask: Callable[[], T], patience: float) -> T:
-        """Ask again, with growing pauses, until there is an answer or the patience is at its end."""
         pause, end = _PAUSE, 0.0
         while True:
             wait = pause
             try:
-                return ask()
+                return self._ask_once(method, path, query, body, into)
             except _Busy as busy:
                 trouble, wait = str(busy), max(wait, busy.wait)
                 if busy.status == 429 and end:  # it is there and has said when to come back
@@ -106,21 +82,40 @@ class Client:
             time.sleep(wait * random.uniform(1.0, 1.25))
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _once(
-        self, method: str, path: str, take: Callable[[httpx.Response], T], query: dict[str, Any] | None = None,
-        body: bytes | None = None,
-    ) -> T:  # fmt: skip
+    def fetch(self, path: str, digest: str, name: str) -> Path:
+        """Find a file of the server in the cache, or fetch it; check its digest every time."""
+        folder = encoders_folder() / "remote"
+        target = folder / f"{digest[:24]}-{name}"
+        if not (target.is_file() and file_digest(target) == digest):
+            make_folder(folder)
+            with tempfile.TemporaryDirectory(prefix=".fetching.", dir=folder) as scratch:
+                part = Path(scratch) / name
+                self.request("GET", path, into=part)
+                if file_digest(part) != digest:
+                    raise UserError(
+                        f"{path} of the encoder server {self.url} is not what it says in /about (SHA-256 {digest}); "
+                        "expected the same model throughout: was the server changed just now? Start again"
+                    )
+                os.replace(part, target)
+        return target
+
+    def _ask_once(
+        self, method: str, path: str, query: dict[str, Any] | None, body: bytes | None, into: Path | None
+    ) -> bytes:
         headers = None if body is None else {"Content-Type": TENSORS}
         with self._http.stream(method, path, params=query, content=body, headers=headers) as answer:
-            if answer.status_code == 200:
-                return take(answer)
-            said = next(answer.iter_bytes(2**16), b"")
-        raise self._refusal(answer, said)
+            if answer.status_code != 200:
+                raise self._explain_refusal(answer)
+            if into is None:
+                return answer.read()
+            with into.open("wb") as file:  # piece by piece: the embeddings need not fit into memory twice
+                file.writelines(answer.iter_bytes(2**20))
+            return b""
 
-    def _refusal(self, answer: httpx.Response, said: bytes) -> Exception:
+    def _explain_refusal(self, answer: httpx.Response) -> Exception:
         status = answer.status_code
         try:
-            message = str(json.loads(said)["error"])
+            message = str(json.loads(next(answer.iter_bytes(2**16), b""))["error"])
         except (ValueError, KeyError, TypeError):
             message = f"{status} {answer.reason_phrase}"
         if status in (429, 502, 503, 504):
@@ -174,10 +169,3 @@ def _tls() -> ssl.SSLContext:
         ) from error
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
-
-
-def _write(path: Path, answer: httpx.Response) -> None:
-    """Piece by piece: the embeddings of a large model need not fit into memory twice."""
-    with path.open("wb") as file:
-        for piece in answer.iter_bytes(2**20):
-            file.write(piece)

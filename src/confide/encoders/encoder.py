@@ -29,6 +29,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from confide.encoders import weights
 from confide.errors import UserError
@@ -73,7 +74,7 @@ class Batch:
 
 
 class Encoder:
-    """A frozen model, its tokeniser and the way its vectors are made."""
+    """Turns texts into vectors with a frozen model and its tokeniser."""
 
     def __init__(self, settings: EncoderSettings) -> None:
         self.settings = settings
@@ -85,9 +86,7 @@ class Encoder:
         self.width: int = config.hidden_size  # of a vector
         self.blocks_count: int = config.num_hidden_layers
         self.context: int | None = _context(config, self.tokeniser)
-        self.max_tokens = min(settings.max_tokens, self.context or settings.max_tokens)
         self.before, self.after = _frame(self.tokeniser)
-        self.room = self.max_tokens - len(self.before) - len(self.after)
         if self.room < 1:
             raise UserError(
                 f"max_tokens={self.max_tokens} leaves no room beside {len(self.before) + len(self.after)} special "
@@ -101,14 +100,22 @@ class Encoder:
             )
 
     def with_settings(self, settings: EncoderSettings) -> Encoder:
-        """The same model with another pooling or other windows; the weights are shared."""
+        """Make a view of the same model, which shares its weights, with another pooling or other windows."""
         other = copy.copy(self)
         other.settings = settings
         if settings != self.settings:
             other.__dict__.pop("identity", None)  # kept by cached_property for the settings before
-        other.max_tokens = min(settings.max_tokens, self.context or settings.max_tokens)
-        other.room = other.max_tokens - len(self.before) - len(self.after)
         return other
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of a window, special ones included."""
+        return min(self.settings.max_tokens, self.context or self.settings.max_tokens)
+
+    @property
+    def room(self) -> int:
+        """Tokens of a window beside the special ones."""
+        return self.max_tokens - len(self.before) - len(self.after)
 
     @cached_property
     def identity(self) -> str:
@@ -133,11 +140,11 @@ class Encoder:
         return torch.eye(self.embedding_width)
 
     def lengths(self, texts: Sequence[str]) -> NDArray[np.int64]:
-        """Tokens that each text will have, special ones included, and no more than fit into its windows."""  # (texts,)
+        """Count the tokens that each text will have in its windows, special ones included."""  # (texts,)
         return np.array([sum(map(len, self._windows(ids)[0])) for ids in self._plain(texts)], dtype=np.int64)
 
     def tokens(self, texts: Sequence[str]) -> Batch:
-        """Texts as one batch. An empty text is refused: there is nothing to make a vector of."""
+        """Turn texts into one batch. An empty text is refused: there is nothing to make a vector of."""
         rows: list[list[int]] = []
         owner: list[int] = []
         windowed = cut = 0
@@ -146,16 +153,12 @@ class Encoder:
             windowed, cut = windowed + (len(windows) > 1), cut + (not whole)
             rows += windows
             owner += [index] * len(windows)
-        longest = max(len(row) for row in rows)
-        ids = torch.zeros(len(rows), longest, dtype=torch.int64)
-        mask = torch.zeros(len(rows), longest, dtype=torch.int64)
-        for index, row in enumerate(rows):
-            ids[index, : len(row)] = torch.tensor(row)
-            mask[index, : len(row)] = 1
+        ids = pad_sequence([torch.tensor(row, dtype=torch.int64) for row in rows], batch_first=True)
+        mask = pad_sequence([torch.ones(len(row), dtype=torch.int64) for row in rows], batch_first=True)
         return Batch(ids, mask, torch.tensor(owner), len(texts), windowed, cut)
 
     def embeddings(self, batch: Batch, adapter: Tensor | None = None) -> Tensor:
-        """Soft embeddings: token embeddings, through the adapter if there is one."""  # (windows, tokens, embedding)
+        """Look up token embeddings and send them through an adapter, if given."""  # (windows, tokens, embedding)
         embedded: Tensor = self._embedding(batch.ids)
         if adapter is None:
             return embedded
@@ -168,7 +171,7 @@ class Encoder:
         return torch.matmul(embedded, adapter.T)
 
     def blocks(self, embeddings: Tensor, mask: Tensor) -> Tensor:
-        """Frozen blocks, final norm and pooling of each window on its own."""  # (windows, width)
+        """Send each window through the frozen blocks, the final norm and the pooling."""  # (windows, width)
         lengths = mask.sum(dim=1)
         groups = length_groups(lengths.numpy())
         if len(groups) == 1:
@@ -180,18 +183,15 @@ class Encoder:
         return torch.cat(found)[torch.from_numpy(np.argsort(np.concatenate(groups)))]
 
     def _pass(self, embeddings: Tensor, mask: Tensor) -> Tensor:
-        """One call of the model."""  # (windows, width)
-        states = self.model(inputs_embeds=embeddings, attention_mask=mask).last_hidden_state
+        """Call the model once."""  # (windows, width)
+        states: Tensor = self.model(inputs_embeds=embeddings, attention_mask=mask).last_hidden_state
         if self.settings.pooling == "last":
-            last = mask.sum(dim=1) - 1
-            chosen: Tensor = states[torch.arange(states.shape[0]), last]
-            return chosen
+            return states[torch.arange(states.shape[0]), mask.sum(dim=1) - 1]
         kept = mask.to(states.dtype)
-        mean: Tensor = torch.einsum("wtd,wt->wd", states, kept) / kept.sum(dim=1, keepdim=True)
-        return mean
+        return torch.einsum("wtd,wt->wd", states, kept) / kept.sum(dim=1, keepdim=True)
 
     def hidden(self, batch: Batch, adapter: Tensor | None = None) -> Tensor:
-        """The vector of each text, differentiable with respect to the adapter."""  # (texts, width)
+        """Compute the vector of each text, differentiable with respect to the adapter."""  # (texts, width)
         return join_windows(self.blocks(self.embeddings(batch, adapter), batch.mask), batch)
 
     def _plain(self, texts: Sequence[str]) -> list[list[int]]:
@@ -204,14 +204,14 @@ class Encoder:
         return found
 
     def _windows(self, plain: list[int]) -> tuple[list[list[int]], bool]:
-        """Windows with their special tokens, and whether the whole text fits into them."""
+        """Cut a text into windows with special tokens; say whether all of it fits into them."""
         limit = self.room * self.settings.max_windows
         pieces = [plain[start : start + self.room] for start in range(0, min(len(plain), limit), self.room)]
         return [[*self.before, *piece, *self.after] for piece in pieces or [[]]], len(plain) <= limit
 
 
 def length_groups(lengths: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Rows of a batch cut into passes of similar lengths, where that saves more padding than a pass costs.
+    """Cut a batch into passes of similar lengths, where that saves more padding than a pass costs.
 
     Halves again and again: the rows, longest first, are cut where most padded tokens are saved.
     """
@@ -230,7 +230,7 @@ def length_groups(lengths: NDArray[np.int64]) -> list[NDArray[np.int64]]:
 
 
 def join_windows(vectors: Tensor, batch: Batch) -> Tensor:
-    """Windows to texts: the mean weighted by tokens."""  # (windows, width) -> (texts, width)
+    """Join the windows of each text: the mean weighted by tokens."""  # (windows, width) -> (texts, width)
     if batch.ids.shape[0] == batch.texts:
         return vectors
     lengths = batch.lengths.to(vectors.dtype)
@@ -240,7 +240,7 @@ def join_windows(vectors: Tensor, batch: Batch) -> Tensor:
 
 
 def _frame(tokeniser: Any) -> tuple[list[int], list[int]]:
-    """The special tokens before and after a text; the end-of-text token is added where it is not there already."""
+    """Find the special tokens before and after a text; add the end-of-text token where it is not there already."""
     plain = tokeniser("a", add_special_tokens=False)["input_ids"]
     framed = tokeniser("a", add_special_tokens=True)["input_ids"]
     extra = len(framed) - len(plain)

@@ -10,7 +10,6 @@ eighth of the size) and MiniLM (a masked model, 22M) stand beside it because the
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -134,7 +133,11 @@ def install(chosen: Preset) -> Path:
             shutil.copytree(sources[0], model)
         else:
             whole = Path(scratch) / "model.gguf"
-            _check(chosen, _join(sources, whole))
+            with whole.open("wb") as target:
+                for source in sources:
+                    with source.open("rb") as part:
+                        shutil.copyfileobj(part, target)
+            _check(chosen, file_digest(whole))
             convert_gguf(whole, model)
         note = {**asdict(chosen), "fetched_with": chosen.client}
         write_atomically(model / ORIGIN, (json.dumps(note, indent=2) + "\n").encode())
@@ -183,18 +186,6 @@ def _run(chosen: Preset, words: list[str]) -> None:
             f"a registry that has them: check the network and {chosen.client}'s configuration, then run "
             f"{chosen.command} again"
         )
-
-
-def _join(sources: list[Path], whole: Path) -> str:
-    """Put the parts of a file together; returns the digest."""
-    digest = hashlib.sha256()
-    with whole.open("wb") as target:
-        for source in sources:
-            with source.open("rb") as part:
-                while piece := part.read(2**20):
-                    digest.update(piece)
-                    target.write(piece)
-    return digest.hexdigest()
 
 
 def _check(chosen: Preset, digest: str) -> None:

@@ -37,7 +37,7 @@ _OPENING = 5.0  # seconds that it is waited for at the start, when a mistyped ad
 
 
 def open_encoder(settings: EncoderSettings, identity: str | None = None) -> Encoder:
-    """The one place where an encoder is made, here or on a server; `identity` is what it must have, if known."""
+    """Open an encoder here or on a server, and check its identity if the caller knows it."""
     require("retrieval", "an encoder")
     encoder = RemoteEncoder(settings) if is_url(settings.source) else Encoder(settings)
     if identity is not None and encoder.identity != identity:
@@ -61,9 +61,8 @@ class RemoteEncoder(Encoder):
         self.model: Any = None
         self.causal, self.context = self.about.causal, self.about.context
         self.width, self.embedding_width = self.about.width, self.about.embedding_width
-        self.blocks_count, self.max_tokens = self.about.blocks, self.about.max_tokens
+        self.blocks_count = self.about.blocks
         self.before, self.after = self.about.before, self.about.after
-        self.room = self.max_tokens - len(self.before) - len(self.after)
         if self.max_tokens > self.about.limits.tokens:
             raise UserError(
                 f"max_tokens={self.max_tokens} to a window, and the encoder server {settings.source} takes "
@@ -90,7 +89,7 @@ class RemoteEncoder(Encoder):
         from tokenizers import Tokenizer
         from transformers import PreTrainedTokenizerFast
 
-        path = self.client.fetched("/tokeniser", self.about.tokeniser, "tokenizer.json")
+        path = self.client.fetch("/tokeniser", self.about.tokeniser, "tokenizer.json")
         wrap: Any = PreTrainedTokenizerFast
         return wrap(tokenizer_object=Tokenizer.from_file(str(path)))
 
@@ -104,26 +103,26 @@ class RemoteEncoder(Encoder):
         if self._embedding is None:
             from safetensors.torch import load_file
 
-            path = self.client.fetched("/embeddings", self.about.embeddings, "embeddings.safetensors")
+            path = self.client.fetch("/embeddings", self.about.embeddings, "embeddings.safetensors")
             table = load_file(path)["embeddings"]
             self._embedding = lambda ids: functional.embedding(ids, table)
         return super().embeddings(batch, adapter)
 
     def blocks(self, embeddings: Tensor, mask: Tensor) -> Tensor:
-        """Frozen blocks, final norm and pooling on the server; differentiable once."""  # (windows, width)
+        """Send soft embeddings through the blocks on the server; differentiable once."""  # (windows, width)
         return _Blocks.apply(embeddings, mask, self)  # type: ignore[no-untyped-call,no-any-return]
 
     def hidden(self, batch: Batch, adapter: Tensor | None = None) -> Tensor:
-        """The vector of each text; without an adapter only token ids are sent."""  # (texts, width)
+        """Compute the vector of each text; without an adapter only token ids are sent."""  # (texts, width)
         if adapter is not None:
             return super().hidden(batch, adapter)
         packed = {"ids": batch.ids[batch.mask.bool()]}
         return join_windows(self.ask("/hidden", batch.lengths, packed), batch)
 
     def ask(self, path: str, lengths: Tensor, packed: dict[str, Tensor], gradient: Tensor | None = None) -> Tensor:
-        """What the server computes of packed windows, in as many requests as its limits ask for.
+        """Ask the server about packed windows, in as many requests as its limits ask for.
 
-        Hidden states (windows, width), or with their gradient that of the soft embeddings (tokens, embedding).
+        Gives hidden states (windows, width), or from their gradient that of the soft embeddings (tokens, embedding).
         """
         name, width = ("hidden", self.width) if gradient is None else ("gradient", self.embedding_width)
         found = [torch.empty(0, width)]
@@ -143,7 +142,7 @@ class RemoteEncoder(Encoder):
         return torch.cat(found)
 
     def _parts(self, lengths: Tensor) -> Iterator[tuple[slice, slice]]:
-        """Windows and their tokens in parts that the server takes."""
+        """Cut windows and their tokens into parts that the server takes."""
         limits = self.about.limits
         first = start = end = 0
         for index, length in enumerate(lengths.tolist()):
@@ -156,7 +155,7 @@ class RemoteEncoder(Encoder):
 
 
 class _Blocks(torch.autograd.Function):
-    """The server's forward and backward as one differentiable function; what is not finite is not sent."""
+    """Makes one differentiable function of the server's forward and backward; sends nothing that is not finite."""
 
     @staticmethod
     def forward(ctx: Any, embeddings: Tensor, mask: Tensor, encoder: RemoteEncoder) -> Tensor:
@@ -183,5 +182,5 @@ class _Blocks(torch.autograd.Function):
 
 
 def _finite_windows(embeddings: Tensor, mask: Tensor) -> Tensor:
-    """Windows all of whose embeddings are finite; padding does not count."""  # (windows,) bool
+    """Find the windows all of whose embeddings are finite; padding does not count."""  # (windows,) bool
     return (torch.isfinite(embeddings).all(dim=2) | ~mask.bool()).all(dim=1)

@@ -26,6 +26,7 @@ from pathlib import Path
 
 import torch
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
@@ -34,10 +35,11 @@ from confide.encoders.service import Access, Method, Service
 from confide.encoders.wire import TENSORS, Limits
 from confide.errors import UserError
 from confide.web.address import is_loopback
-from confide.web.answers import Refused, application, content_length, read_body, route
+from confide.web.answers import application, content_length, read_body, route
 from confide.web.server import WebServer
 
 _BODIES = 8  # the bodies of requests under way may take so many times the largest one
+_PIECE = 2**20  # bytes of the embeddings that are sent at once
 _JSON = "application/json"
 
 
@@ -67,7 +69,8 @@ class EncoderServer(WebServer):
             route("POST", "/forward", partial(self._compute, method=service.forward)),
             route("POST", "/backward", partial(self._compute, method=service.backward)),
         ]
-        explain = dict.fromkeys((MemoryError, torch.OutOfMemoryError), _no_memory)
+        no_memory = HTTPException(503, "not enough memory for this request; send fewer texts", {"Retry-After": "5"})
+        explain = dict.fromkeys((MemoryError, torch.OutOfMemoryError), lambda error: no_memory)
         super().__init__(application(routes, self._check, explain), host, port, tls)
 
     def _check(self, request: Request) -> None:
@@ -75,9 +78,9 @@ class EncoderServer(WebServer):
         request.state.charge = partial(self.access.charge, self.access.holder(request.headers.get("Authorization")))
         model = request.query_params.get("model", self.service.model)
         if model != self.service.model:
-            raise Refused(409, f"this server has the model {self.service.model}, not {model}")
+            raise HTTPException(409, f"this server has the model {self.service.model}, not {model}")
         if request.method == "GET" and (length := content_length(request, self.service.body)):
-            raise Refused(400, f"a body of {length} bytes with GET; expected none")
+            raise HTTPException(400, f"a body of {length} bytes with GET; expected none")
 
     def _about(self, request: Request) -> Response:
         request.state.charge(1)
@@ -89,8 +92,9 @@ class EncoderServer(WebServer):
 
     def _embeddings(self, request: Request) -> Response:
         request.state.charge(self.service.vocabulary)  # a row costs what a token costs that is sent
-        size, pieces = self.service.embeddings()
-        return StreamingResponse(pieces, media_type=TENSORS, headers={"Content-Length": str(size)})
+        whole = memoryview(self.service.embeddings)  # sent in pieces: a connection keeps a copy of what it has to send
+        pieces = (whole[start : start + _PIECE] for start in range(0, len(whole), _PIECE))
+        return StreamingResponse(pieces, media_type=TENSORS, headers={"Content-Length": str(len(whole))})
 
     async def _hidden(self, request: Request) -> Response:
         kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
@@ -100,7 +104,9 @@ class EncoderServer(WebServer):
         """Read the body here, where a slow client holds up nobody, and compute in a thread."""
         length = content_length(request, self.service.body)
         if self._bytes + length > _BODIES * self.service.body:
-            raise Refused(503, "the server has too many requests under way; ask again later", Retry_After="1")
+            raise HTTPException(
+                503, "the server has too many requests under way; ask again later", {"Retry-After": "1"}
+            )
         self._bytes += length
         try:
             body = await read_body(request, length)
@@ -136,7 +142,3 @@ def tls_context(cert: Path, key: Path) -> ssl.SSLContext:
             "belong together"
         ) from error
     return context
-
-
-def _no_memory(request: Request, error: Exception) -> Refused:
-    return Refused(503, "not enough memory for this request; send fewer texts", Retry_After="5")

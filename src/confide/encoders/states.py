@@ -40,7 +40,7 @@ _BLOCK_TEXTS = 512
 
 @dataclass
 class HiddenStates:
-    """The vectors of a list of texts, where they lie."""
+    """Reads the vectors of a list of texts from the blocks that hold them."""
 
     width: int
     _blocks: list[NDArray[np.float32]]  # each (texts of the block, width), memory-mapped
@@ -51,7 +51,7 @@ class HiddenStates:
         return len(self._block)
 
     def rows(self, indices: Sequence[int] | NDArray[np.int64] | None = None) -> Tensor:
-        """The vectors of the chosen texts, or of all, in this order."""  # (n, width)
+        """Read the vectors of the chosen texts, or of all, in this order."""  # (n, width)
         chosen = np.arange(len(self)) if indices is None else np.asarray(indices, dtype=np.int64)
         result = np.empty((len(chosen), self.width), dtype=np.float32)
         block, row = self._block[chosen], self._row[chosen]
@@ -65,7 +65,7 @@ def hidden_states(
     encoder: Encoder, texts: Sequence[str], folder: Path | None = None, quiet: bool = False,
     batch_tokens: int = BATCH_TOKENS,
 ) -> HiddenStates:  # fmt: skip
-    """The vectors of all texts without an adapter, computed where `folder` (none: the cache) does not hold them yet."""
+    """Compute the vectors without an adapter that `folder` (none: the cache) does not hold yet, and open them all."""
     place = (folder or cache_folder() / "states").expanduser() / encoder.identity[:32]
     make_folder(place)
     known, blocks = _read(place, encoder.width)
@@ -79,7 +79,7 @@ def hidden_states(
 
 
 def batches_by_length(lengths: NDArray[np.int64], batch_tokens: int = BATCH_TOKENS) -> Iterator[NDArray[np.int64]]:
-    """Indices in batches of similar lengths, so that little of a batch is padding; the longest come first.
+    """Batch indices by similar lengths, so that little of a batch is padding; the longest come first.
 
     A batch's texts times its longest is at most `batch_tokens`, unless one text alone is longer. Longest first: if
     the memory does not suffice, it shows at once, and the time left is over-estimated rather than under-estimated.
@@ -149,7 +149,7 @@ def _write(place: Path, names: list[bytes], vectors: NDArray[np.float32]) -> Non
 
 
 def _read(place: Path, width: int) -> tuple[dict[bytes, tuple[int, int]], list[NDArray[np.float32]]]:
-    """Where each known text is, and the blocks; damaged blocks are not among them."""
+    """Find where each known text is, and open the blocks; leave out damaged ones."""
     known: dict[bytes, tuple[int, int]] = {}
     blocks: list[NDArray[np.float32]] = []
     for path in sorted(place.glob("*.texts")):

@@ -60,7 +60,7 @@ def find(source: str) -> Path | None:
         _check_folder(path)
         return path
     if path.is_file():
-        return _converted(path)
+        return _convert_once(path)
     if _looks_local(source):
         raise UserError(
             f"no encoder {source!r}: it is no folder, no file and no preset; expected a transformers folder, a GGUF "
@@ -90,23 +90,17 @@ def _looks_local(source: str) -> bool:
 def load(source: str) -> tuple[Any, Any]:
     """The model without its language head, and its tokeniser, both in memory and ready for evaluation."""
     import torch
-    from safetensors import SafetensorError
     from transformers import AutoModel, AutoTokenizer
 
     folder = find(source)
     where: dict[str, Any] = {"local_files_only": True} if folder is not None else {}
-    try:
-        with quiet_transformers():
-            tokeniser = AutoTokenizer.from_pretrained(str(folder or source), **where)
-            model, report = AutoModel.from_pretrained(
-                str(folder or source), dtype=torch.float32, use_safetensors=True, output_loading_info=True, **where
-            )
-    except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, SafetensorError) as error:
-        expected = "a network that reaches the hub" if folder is None else "a complete model that transformers knows"
-        raise UserError(
-            f"cannot read the encoder {source} ({_one_line(error)}); expected {expected}: give another folder or "
-            "GGUF file, or one of the presets (confide encoder list)"
-        ) from error
+    expected = "a network that reaches the hub" if folder is None else "a complete model that transformers knows"
+    advice = "give another folder or GGUF file, or one of the presets (confide encoder list)"
+    with explain_unreadable(f"read the encoder {source}", f"{expected}: {advice}"):
+        tokeniser = AutoTokenizer.from_pretrained(str(folder or source), **where)
+        model, report = AutoModel.from_pretrained(
+            str(folder or source), dtype=torch.float32, use_safetensors=True, output_loading_info=True, **where
+        )
     # What is missing would be drawn at random. A pooler is not used here, and many models come without one.
     missing = sorted(name for name in report["missing_keys"] if "pooler" not in name)
     if missing:
@@ -143,19 +137,17 @@ def convert_gguf(file: Path, folder: Path) -> None:
 
     _check_gguf(file)
     place = {"gguf_file": file.name, "local_files_only": True}
-    try:
-        with quiet_transformers(), redirect_stderr(io.StringIO()):  # its bar obeys no setting
-            tokeniser = AutoTokenizer.from_pretrained(str(file.parent), **place)
-            model = AutoModelForCausalLM.from_pretrained(str(file.parent), dtype=torch.float32, **place)
-    except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, NotImplementedError) as error:
-        raise UserError(
-            f"cannot decode {file} ({_one_line(error)}); expected a complete GGUF file of a causal language model that "
-            "transformers can read: give another file, or a transformers folder"
-        ) from error
+    expected = "a complete GGUF file of a causal language model that transformers can read: give another file, or a "
+    with (
+        explain_unreadable(f"decode {file}", f"{expected}transformers folder"),
+        redirect_stderr(io.StringIO()),  # its bar obeys no setting
+    ):
+        tokeniser = AutoTokenizer.from_pretrained(str(file.parent), **place)
+        model = AutoModelForCausalLM.from_pretrained(str(file.parent), dtype=torch.float32, **place)
     _restore_start_token(file, tokeniser)
     folder.mkdir(parents=True, exist_ok=True)
     # Not model.save_pretrained: it takes the decoded weights for quantised ones and refuses.
-    save_file(_untied(model), str(folder / "model.safetensors"), metadata={"format": "pt"})
+    save_file(_drop_tied_head(model), str(folder / "model.safetensors"), metadata={"format": "pt"})
     config = {key: value for key, value in model.config.to_dict().items() if key not in _NOT_KEPT}
     config["architectures"] = [type(model).__name__]
     (folder / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n", encoding="utf-8")
@@ -163,8 +155,8 @@ def convert_gguf(file: Path, folder: Path) -> None:
         tokeniser.save_pretrained(str(folder))
 
 
-def _untied(model: Any) -> dict[str, Any]:
-    """Every tensor once: a language head that is the embeddings themselves is left to the configuration."""
+def _drop_tied_head(model: Any) -> dict[str, Any]:
+    """Take every tensor once: a language head that is the embeddings themselves is left to the configuration."""
     state = model.state_dict()
     shared = model.get_input_embeddings().weight.data_ptr()
     tied = {name for name, tensor in state.items() if tensor.data_ptr() == shared and name.startswith("lm_head")}
@@ -189,7 +181,8 @@ def _restore_start_token(file: Path, tokeniser: Any) -> None:
         )
 
 
-def _converted(file: Path) -> Path:
+def _convert_once(file: Path) -> Path:
+    """Find the decoded folder of a GGUF file in the cache, or make it."""
     _check_gguf(file)
     folder = encoders_folder() / f"gguf-{_SCHEME}-{file_digest(file)[:24]}"
     if not folder.is_dir():
@@ -259,5 +252,14 @@ def quiet_transformers() -> Iterator[None]:
             library.enable_progress_bar()
 
 
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
+@contextmanager
+def explain_unreadable(what: str, expected: str) -> Iterator[None]:
+    """Read with transformers, quietly; say in one line what could not be done, why, and what was expected."""
+    from safetensors import SafetensorError
+
+    try:
+        with quiet_transformers():
+            yield
+    except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"cannot {what} ({reason}); expected {expected}") from error

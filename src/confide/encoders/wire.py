@@ -17,8 +17,7 @@ answers 409. Errors are JSON: {"error": "what was given, what was expected"}.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -30,7 +29,6 @@ CA_VARIABLE = "CONFIDE_ENCODER_CA"
 TENSORS = "application/vnd.safetensors"
 
 Pooling = Literal["last", "mean"]
-_PIECE = 2**20  # bytes
 
 
 class Limits(BaseModel):
@@ -107,20 +105,3 @@ def load(body: bytes, expected: Mapping[str, tuple[torch.dtype, int]]) -> dict[s
                 f"{dimensions} dimension{'s' * (dimensions > 1)}"
             )
     return tensors
-
-
-def stream(name: str, tensor: Tensor) -> tuple[int, Iterator[bytes | memoryview]]:
-    """One float32 tensor as safetensors, piece by piece without a copy of it: number of bytes, and the bytes."""
-    size = tensor.numel() * 4
-    entry = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [0, size]}
-    header = json.dumps({name: entry}, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)  # the numbers begin at a multiple of eight
-    head = len(header).to_bytes(8, "little") + header
-    numbers = tensor.detach().cpu().contiguous().numpy().astype("<f4", copy=False).data.cast("B")
-
-    def pieces() -> Iterator[bytes | memoryview]:
-        yield head
-        for start in range(0, size, _PIECE):
-            yield numbers[start : start + _PIECE]
-
-    return len(head) + size, pieces()

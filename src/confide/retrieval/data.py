@@ -61,6 +61,11 @@ class Examples:
         groups = None if self.groups is None else [self.groups[i] for i in indices]
         return Examples([self.texts[i] for i in indices], self.labels[indices], groups)
 
+    def split(self, share: float, draw: np.random.Generator) -> tuple[Examples, Examples]:
+        """Split off a stratified share of the examples: the rest, and the share."""
+        rest, chosen = train_and_test(self.labels, share, draw)
+        return self.take(rest), self.take(chosen)
+
 
 @dataclass(frozen=True)
 class RetrievalCorpus:
@@ -71,10 +76,6 @@ class RetrievalCorpus:
     train: Examples
     test: Examples
     left_out: dict[str, int] = field(default_factory=dict)  # by reason
-
-    @property
-    def classes(self) -> int:
-        return len(self.documents)
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,8 @@ def assemble(
     Without `documents` every id that occurs in training is one, in sorted order, with the id as its text.
     """
     counts: Counter[str] = left_out if left_out is not None else Counter()
-    training = _usable(rows, counts, settings.drop_duplicates)
-    testing = None if test_rows is None else _usable(test_rows, counts, settings.drop_duplicates)
+    training = _drop_unusable(rows, counts, settings.drop_duplicates)
+    testing = None if test_rows is None else _drop_unusable(test_rows, counts, settings.drop_duplicates)
     if documents is None:
         documents = [Document(own, own) for own in sorted({row.document for row in training})]
     numbers = {document.id: number for number, document in enumerate(documents)}
@@ -111,17 +112,13 @@ def assemble(
             f"{'es' if len(numbers) != 1 else ''} among {len(training)} usable queries; expected at least two: with "
             "one there is nothing to retrieve"
         )
-    whole = _numbered(training, numbers, counts)
+    train = _limit(_number(training, numbers, counts), settings.limit, generator(seed, "limit"))
     if testing is None:
-        whole = _limited(whole, settings.limit, generator(seed, "limit"))
-        first, second = train_and_test(whole.labels, settings.test_share, generator(seed, "test"))
-        train, test = whole.take(first), whole.take(second)
+        train, test = train.split(settings.test_share, generator(seed, "test"))
     else:
-        train = _limited(whole, settings.limit, generator(seed, "limit"))
-        test = _limited(_numbered(testing, numbers, counts), settings.limit, generator(seed, "limit", 1))
+        test = _limit(_number(testing, numbers, counts), settings.limit, generator(seed, "limit", 1))
     if settings.held_out is not None:
-        first, second = train_and_test(train.labels, settings.held_out, generator(seed, "validation"))
-        train, test = train.take(first), train.take(second)
+        train, test = train.split(settings.held_out, generator(seed, "validation"))
     if not len(train) or not len(test):
         raise UserError(
             f"{name} has {len(train)} training and {len(test)} test queries; expected some of both: give more queries "
@@ -130,40 +127,37 @@ def assemble(
     return RetrievalCorpus(name, list(documents), train, test, dict(counts))
 
 
-def _usable(rows: Iterable[Row], counts: Counter[str], drop_duplicates: bool) -> list[Row]:
+def _drop_unusable(rows: Iterable[Row], counts: Counter[str], drop_duplicates: bool) -> list[Row]:
     kept: list[Row] = []
     seen: set[str] = set()
     for row in rows:
-        if not row.text.strip():
-            counts["empty text"] += 1
-            continue
-        if not row.document.strip():
-            counts["no document"] += 1
-            continue
         folded = " ".join(row.text.casefold().split())
-        if drop_duplicates and folded in seen:
+        if not folded:
+            counts["empty text"] += 1
+        elif not row.document.strip():
+            counts["no document"] += 1
+        elif drop_duplicates and folded in seen:
             counts["duplicate text"] += 1
-            continue
-        seen.add(folded)
-        kept.append(row)
+        else:
+            seen.add(folded)
+            kept.append(row)
     return kept
 
 
-def _numbered(rows: list[Row], numbers: dict[str, int], counts: Counter[str]) -> Examples:
+def _number(rows: list[Row], numbers: dict[str, int], counts: Counter[str]) -> Examples:
+    """Replace the documents' ids by their numbers; rows of unknown documents are counted and left out."""
     known = [row for row in rows if row.document in numbers]
     if len(known) < len(rows):
         counts["unknown document"] += len(rows) - len(known)
-    groups = [row.group for row in known]
-    named = [group for group in groups if group is not None]
+    groups = [row.group for row in known if row.group is not None]
     return Examples(
         [row.text for row in known],
         np.array([numbers[row.document] for row in known], dtype=np.int64),
-        named if named and len(named) == len(groups) else None,
+        groups if groups and len(groups) == len(known) else None,
     )
 
 
-def _limited(examples: Examples, limit: int | None, draw: np.random.Generator) -> Examples:
+def _limit(examples: Examples, limit: int | None, draw: np.random.Generator) -> Examples:
     if limit is None or limit >= len(examples):
         return examples
-    _, chosen = train_and_test(examples.labels, limit / len(examples), draw)
-    return examples.take(chosen)
+    return examples.split(limit / len(examples), draw)[1]

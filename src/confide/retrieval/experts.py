@@ -48,8 +48,9 @@ class ExpertsSettings(Section):
 
 @dataclass(frozen=True)
 class Clusters:
-    """Which documents an expert has."""
+    """Which documents each expert has."""
 
+    settings: ExpertsSettings
     members: Tensor  # (clusters, size) int64 document numbers, -1 where a cluster has fewer
     cluster: Tensor  # (documents,) int64
     slot: Tensor  # (documents,) int64, the place within the cluster
@@ -57,6 +58,11 @@ class Clusters:
     @property
     def documents(self) -> int:
         return self.cluster.shape[0]
+
+    @property
+    def reachable(self) -> int:
+        """How many documents one query can get: those of the active experts."""
+        return min(self.documents, self.settings.active * self.members.shape[1])
 
 
 def cluster_documents(settings: ExpertsSettings, embeddings: Tensor, draw: np.random.Generator) -> Clusters:
@@ -69,7 +75,7 @@ def cluster_documents(settings: ExpertsSettings, embeddings: Tensor, draw: np.ra
         raise UserError(f"active={settings.active} experts of {count}; expected at most as many as there are clusters")
     points = embeddings.detach().double().numpy()
     capacity = -(-documents // count)
-    centres = points[_spread(points, count, draw)]
+    centres = points[_choose_centres(points, count, draw)]
     owner = np.full(documents, -1)
     for _ in range(_ITERATIONS):
         before, owner = owner, _assign(points, centres, capacity)
@@ -79,21 +85,17 @@ def cluster_documents(settings: ExpertsSettings, embeddings: Tensor, draw: np.ra
         np.add.at(sums, owner, points)
         sizes = np.bincount(owner, minlength=count)
         centres = np.where(sizes[:, None] > 0, sums / np.maximum(sizes, 1)[:, None], centres)
-    return _clusters(owner, count)
-
-
-def _clusters(owner: NDArray[np.int64], count: int) -> Clusters:
-    size = int(np.bincount(owner, minlength=count).max())
-    members, slot = np.full((count, size), -1), np.zeros(len(owner), dtype=np.int64)
+    members = np.full((count, int(np.bincount(owner, minlength=count).max())), -1)
+    slot = np.zeros(documents, dtype=np.int64)
     for number in range(count):
         own = np.flatnonzero(owner == number)
         members[number, : len(own)] = own
         slot[own] = np.arange(len(own))
-    return Clusters(torch.from_numpy(members), torch.from_numpy(owner.astype(np.int64)), torch.from_numpy(slot))
+    return Clusters(settings, *map(torch.from_numpy, (members, owner, slot)))
 
 
-def _spread(points: NDArray[np.float64], count: int, draw: np.random.Generator) -> list[int]:
-    """First centres far from each other (k-means++)."""
+def _choose_centres(points: NDArray[np.float64], count: int, draw: np.random.Generator) -> list[int]:
+    """Choose first centres that are far from each other (k-means++)."""
     chosen = [int(draw.integers(len(points)))]
     nearest = np.square(points - points[chosen[0]]).sum(axis=1)
     for _ in range(count - 1):
@@ -105,7 +107,7 @@ def _spread(points: NDArray[np.float64], count: int, draw: np.random.Generator) 
 
 
 def _assign(points: NDArray[np.float64], centres: NDArray[np.float64], capacity: int) -> NDArray[np.int64]:
-    """Each point to a near centre with room: points ask their nearest open one, which takes the nearest of those."""
+    """Give each point to a near centre that has room: points ask their nearest open one, which takes some of them."""
     distance = np.square(centres).sum(axis=1)[None, :] - 2 * points @ centres.T  # up to a constant per point
     owner = np.full(len(points), -1)
     room = np.full(len(centres), capacity)
@@ -148,33 +150,28 @@ def initial_parameters(
     return fresh
 
 
-def loss(
-    settings: ExpertsSettings, clusters: Clusters, parameters: Mapping[str, Tensor], hidden: Tensor, labels: Tensor
-) -> Tensor:
+def loss(clusters: Clusters, parameters: Mapping[str, Tensor], hidden: Tensor, labels: Tensor) -> Tensor:
     """Mean of -log p(right document): the gate's cross-entropy plus that of the right expert."""
-    x = scaled(settings.scale, hidden)  # (batch, width)
+    x = scaled(clusters.settings.scale, hidden)  # (batch, width)
     right = clusters.cluster[labels]
-    gate = functional.linear(x, parameters["gate.weight"], parameters["gate.bias"])
+    gate = _gate_logits(parameters, x)
     own = _expert_log_probabilities(clusters, parameters, x, right.unsqueeze(1)).squeeze(1)  # (batch, size)
     chosen = own.gather(1, clusters.slot[labels].unsqueeze(1)).squeeze(1)
     return functional.cross_entropy(gate, right) - chosen.mean()
 
 
-def retrieve(
-    settings: ExpertsSettings, clusters: Clusters, parameters: Mapping[str, Tensor], hidden: Tensor, k: int
-) -> tuple[Tensor, Tensor]:
-    """The K best documents of the active experts: log-probabilities, best first, and document numbers (-1: none)."""
-    count, size = clusters.members.shape
-    if not 1 <= k <= min(clusters.documents, settings.active * size):
+def retrieve(clusters: Clusters, parameters: Mapping[str, Tensor], hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Find the K best documents of the active experts: log-probabilities, best first, and numbers (-1: none)."""
+    active = clusters.settings.active
+    if not 1 <= k <= clusters.reachable:
         raise UserError(
-            f"k={k} documents were asked for; expected 1 to {min(clusters.documents, settings.active * size)}, which "
-            f"is what active={settings.active} experts hold: raise active"
+            f"k={k} documents were asked for; expected 1 to {clusters.reachable}, which is what active={active} "
+            "experts hold: raise active"
         )
-    step = max(1, _GATHERED // (settings.active * size * hidden.shape[1]))
+    step = max(1, _GATHERED // (active * clusters.members.shape[1] * hidden.shape[1]))
     scores, found = [], []
-    for piece in torch.split(scaled(settings.scale, hidden), step):
-        gate = functional.linear(piece, parameters["gate.weight"], parameters["gate.bias"]).log_softmax(dim=1)
-        best = torch.topk(gate, min(settings.active, count), dim=1)
+    for piece in torch.split(scaled(clusters.settings.scale, hidden), step):
+        best = torch.topk(_gate_logits(parameters, piece).log_softmax(dim=1), active, dim=1)
         own = _expert_log_probabilities(clusters, parameters, piece, best.indices)  # (piece, active, size)
         joint = (best.values.unsqueeze(2) + own).flatten(1)
         top = torch.topk(joint, k, dim=1)
@@ -184,23 +181,25 @@ def retrieve(
     return torch.cat(scores), torch.cat(found)
 
 
-def log_probabilities(
-    settings: ExpertsSettings, clusters: Clusters, parameters: Mapping[str, Tensor], hidden: Tensor
-) -> Tensor:
-    """All documents' log-probabilities, with every expert at work: the reference for `retrieve`."""
-    x = scaled(settings.scale, hidden)
-    gate = functional.linear(x, parameters["gate.weight"], parameters["gate.bias"]).log_softmax(dim=1)
+def log_probabilities(clusters: Clusters, parameters: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
+    """Compute all documents' log-probabilities with every expert: the reference for `retrieve`."""
+    x = scaled(clusters.settings.scale, hidden)
+    gate = _gate_logits(parameters, x).log_softmax(dim=1)
     every = torch.arange(clusters.members.shape[0]).expand(x.shape[0], -1)
     joint = gate.unsqueeze(2) + _expert_log_probabilities(clusters, parameters, x, every)
     return joint[:, clusters.cluster, clusters.slot]  # (batch, documents)
 
 
-def multiply_adds(settings: ExpertsSettings, clusters: Clusters, width: int) -> dict[str, int | float]:
-    """Multiply-adds of one query with the mixture and with a flat head, and the share of weights that it touches."""
+def multiply_adds(clusters: Clusters, width: int) -> dict[str, int | float]:
+    """Count one query's multiply-adds with the mixture and with a flat head, and the share of weights it touches."""
     count, size = clusters.members.shape
-    mixture = width * (count + min(settings.active, count) * size)
+    mixture = width * (count + clusters.settings.active * size)
     flat = width * clusters.documents
     return {"experts": mixture, "flat": flat, "share": mixture / flat}
+
+
+def _gate_logits(parameters: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
+    return functional.linear(hidden, parameters["gate.weight"], parameters["gate.bias"])  # (batch, clusters)
 
 
 def _expert_log_probabilities(

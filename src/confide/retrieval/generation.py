@@ -9,19 +9,19 @@ an unencrypted connection to another machine.
 
 from __future__ import annotations
 
-import http.client
-import ipaddress
 import json
 import os
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
+
+import httpx
 
 from confide.errors import UserError
 from confide.retrieval.data import Document
+from confide.web.address import is_loopback
 
 TOKEN_VARIABLE = "CONFIDE_GENERATOR_TOKEN"
 Message = dict[str, str]
@@ -112,34 +112,26 @@ class LocalModel:
 def _load(source: str) -> tuple[Any, Any]:
     """A causal model with its language head, and its tokeniser."""
     import torch
-    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from confide.encoders.weights import find, is_causal, quiet_transformers
+    from confide.encoders.weights import explain_unreadable, find, is_causal
 
     folder = find(source)
     where: dict[str, Any] = {"local_files_only": True} if folder is not None else {}
     place = str(folder or source)
-    try:
-        with quiet_transformers():
-            config = AutoConfig.from_pretrained(place, **where)
-            if not is_causal(config):
-                raise UserError(
-                    f"{source} is a {config.model_type}, a masked model that cannot write; expected a causal language "
-                    "model: smollm2, tinyllama, a transformers folder or a GGUF file"
-                )
-            tokeniser = AutoTokenizer.from_pretrained(place, **where)
-            model = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, use_safetensors=True, **where)
-    except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, SafetensorError) as error:
-        reason = " ".join(str(error).split())[:_ERROR_CHARACTERS]
-        raise UserError(
-            f"cannot read the generator {source} ({reason}); expected a causal language model: a preset (`confide "
-            "encoder list`), a transformers folder or a GGUF file"
-        ) from error
-    frozen: Any = model
-    frozen.eval().requires_grad_(False)
-    frozen.generation_config.max_length = None  # or it warns beside max_new_tokens
-    return frozen, tokeniser
+    expected = "a causal language model: a preset (`confide encoder list`), a transformers folder or a GGUF file"
+    with explain_unreadable(f"read the generator {source}", expected):
+        config = AutoConfig.from_pretrained(place, **where)
+        if not is_causal(config):
+            raise UserError(
+                f"{source} is a {config.model_type}, a masked model that cannot write; expected a causal language "
+                "model: smollm2, tinyllama, a transformers folder or a GGUF file"
+            )
+        tokeniser = AutoTokenizer.from_pretrained(place, **where)
+        model: Any = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, use_safetensors=True, **where)
+    model.eval().requires_grad_(False)
+    model.generation_config.max_length = None  # or it warns beside max_new_tokens
+    return model, tokeniser
 
 
 @dataclass(frozen=True)
@@ -162,44 +154,43 @@ class ChatServer:
             "model": self.model, "messages": list(messages), "stream": self.stream, "max_tokens": self.max_tokens,
             "temperature": 0,
         }  # fmt: skip
+        headers = {"Accept": "text/event-stream, application/json"}
+        if self.token:
+            headers["Authorization"] = f"Bearer {self.token}"
         pieces: list[str] = []
         try:
-            with self._post(json.dumps(body).encode()) as reply:
-                for piece in _pieces(reply, self.url):
+            # A redirect is not followed: it would carry the token, and the query, to another place.
+            with httpx.stream("POST", _endpoint(self.url), json=body, headers=headers, timeout=self.seconds) as reply:
+                if not reply.is_success:
+                    raise UserError(self._explain_refusal(reply))
+                for piece in _read_pieces(reply, self.url):
                     pieces.append(printable(piece))
                     emit(pieces[-1])
-        except urllib.error.HTTPError as error:
-            raise UserError(self._refused(error)) from None
-        except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
-            reason = getattr(error, "reason", None) or error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             begun = f" after {sum(map(len, pieces))} characters of the answer" if pieces else ""
             raise UserError(
-                f"{self.url} could not be reached or broke off{begun} ({reason or type(error).__name__}); expected a "
-                "server with OpenAI's chat completions: check the address, and that the server runs"
+                f"{self.url} could not be reached or broke off{begun} ({str(error) or type(error).__name__}); expected "
+                "a server with OpenAI's chat completions: check the address, and that the server runs"
             ) from None
         whole = "".join(pieces).strip()
         if not whole:
             raise UserError(f"{self.url} gave an empty answer; expected text: try another --model")
         return whole
 
-    def _post(self, body: bytes) -> Any:
-        headers = {"Content-Type": "application/json", "Accept": "text/event-stream, application/json"}
-        if self.token:
-            headers["Authorization"] = f"Bearer {self.token}"
-        request = urllib.request.Request(_endpoint(self.url), body, headers)
-        return urllib.request.build_opener(_NoRedirect).open(request, timeout=self.seconds)
-
-    def _refused(self, error: urllib.error.HTTPError) -> str:
-        said = " ".join(_message_of(error).split())[:_ERROR_CHARACTERS]
+    def _explain_refusal(self, reply: httpx.Response) -> str:
+        text = next(reply.iter_text(4096), "")
+        with suppress(ValueError):  # what is no JSON is quoted as it is
+            text = str(_error_of(json.loads(text)))
+        said = " ".join(text.split())[:_ERROR_CHARACTERS]
         advice = {
             401: "set the environment variable with its token" if not self.token else "check the token",
             403: "check what the token is allowed to do",
             404: "check the URL (it usually ends in /v1) and --model",
             429: "wait, or ask less often",
-        }.get(error.code, "check the URL, --model and the server's own log")
-        if 300 <= error.code < 400:
-            advice = f"it points to {error.headers.get('Location')}; give that URL if you trust it"
-        return f"{self.url} answered {error.code} {error.reason}{f': {said}' if said else ''}; {advice}"
+        }.get(reply.status_code, "check the URL, --model and the server's own log")
+        if reply.is_redirect:
+            advice = f"it points to {reply.headers['Location']}; give that URL if you trust it"
+        return f"{self.url} answered {reply.status_code} {reply.reason_phrase}{f': {said}' if said else ''}; {advice}"
 
 
 def chat_server(url: str, model: str | None, token_variable: str = TOKEN_VARIABLE, **more: Any) -> ChatServer:
@@ -215,26 +206,12 @@ def chat_server(url: str, model: str | None, token_variable: str = TOKEN_VARIABL
     if not model:
         raise UserError("--url needs --model: the name of the model that the server should use")
     token = os.environ.get(token_variable)
-    if token and parts.scheme == "http" and not _this_machine(parts.hostname):
+    if token and parts.scheme == "http" and not is_loopback(parts.hostname):
         raise UserError(
             f"the token of {token_variable} would go to {parts.hostname} unencrypted; use https://, or unset the "
             "variable if the server wants no token"
         )
     return ChatServer(url, model, token, **more)
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect would carry the token, and the query, to another place."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
-def _this_machine(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _endpoint(url: str) -> str:
@@ -244,23 +221,22 @@ def _endpoint(url: str) -> str:
     return parts._replace(path=path, fragment="").geturl()
 
 
-def _pieces(reply: IO[bytes], url: str) -> Iterator[str]:
-    """The answer's text, from a stream of events or from one JSON document, whichever the server chose."""
-    kind: str = reply.headers.get("Content-Type", "")  # type: ignore[attr-defined]
-    if not kind.startswith("text/event-stream"):
-        yield _text_of(_parsed(reply.read(), url), "message", url)
+def _read_pieces(reply: httpx.Response, url: str) -> Iterator[str]:
+    """Read the answer's text from a stream of events or from one JSON document, whichever the server chose."""
+    if not reply.headers.get("Content-Type", "").startswith("text/event-stream"):
+        yield _text_of(_parse(reply.read(), url), "message", url)
         return
-    for line in reply:
-        field, _, value = line.strip().partition(b":")
-        if field != b"data":  # comments that keep the connection alive, event names, blank lines
+    for line in reply.iter_lines():
+        field, _, value = line.strip().partition(":")
+        if field != "data":  # comments that keep the connection alive, event names, blank lines
             continue
-        if value.strip() == b"[DONE]":
+        if value.strip() == "[DONE]":
             return
-        yield _text_of(_parsed(value, url), "delta", url)
+        yield _text_of(_parse(value.encode(), url), "delta", url)
     raise UserError(f"{url} ended its stream before it was done; ask again")
 
 
-def _parsed(text: bytes, url: str) -> Any:
+def _parse(text: bytes, url: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
@@ -285,17 +261,6 @@ def _text_of(document: Any, key: str, url: str) -> str:
             f"{url} answered {json.dumps(document)[:80]}, which is no chat completion; expected choices with a "
             f"{key}: check the URL, which usually ends in /v1"
         ) from None
-
-
-def _message_of(error: urllib.error.HTTPError) -> str:
-    try:
-        text = error.read(4096).decode("utf-8", "replace")
-    except (OSError, http.client.HTTPException):
-        return ""
-    try:
-        return str(_error_of(json.loads(text)))
-    except ValueError:
-        return text
 
 
 def _error_of(document: Any) -> Any:

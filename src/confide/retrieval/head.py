@@ -89,7 +89,7 @@ def random_parameters(shapes: Mapping[str, tuple[int, ...]], draw: np.random.Gen
 
 
 def as_rows(vectors: Tensor) -> Tensor:
-    """Rows of a classifier that begins as search: all of one length, so that the best score is the nearest vector's."""
+    """Make rows of a classifier that begins as search: of one length, so that the nearest vector scores best."""
     return _SHARPNESS * functional.normalize(vectors, dim=-1)
 
 
@@ -99,7 +99,7 @@ def forward(
     hidden: Tensor,  # (batch, width)
     randomness: torch.Generator | None = None,
 ) -> Tensor:
-    """Logits over documents. `randomness` means training: dropout. Without it the answer is deterministic."""
+    """Compute logits over documents, with dropout if `randomness` is given, which only training does."""
     x = scaled(settings.scale, hidden)
     if "pre.weight" in parameters:
         x = activate(settings.activation, functional.linear(x, parameters["pre.weight"], parameters["pre.bias"]))
@@ -115,7 +115,7 @@ def loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The K best documents of each query: scores, best first, and document numbers."""  # (batch, k) each
+    """Find the K best documents of each query: scores, best first, and document numbers."""  # (batch, k) each
     if not 1 <= k <= logits.shape[-1]:
         raise UserError(f"k={k} documents were asked for; expected 1 to {logits.shape[-1]}, the number of documents")
     best = torch.topk(logits, k, dim=-1)
@@ -123,7 +123,7 @@ def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def scaled(kind: Literal["none", "unit", "layer"], hidden: Tensor) -> Tensor:
-    """Hidden states at a common size, each by itself."""
+    """Bring hidden states to a common size, each by itself."""
     if kind == "unit":
         return functional.normalize(hidden, dim=-1)
     if kind == "layer":

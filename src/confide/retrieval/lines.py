@@ -1,4 +1,4 @@
-"""Lines of text files, plain or compressed, whose mistakes are messages."""
+"""Reads lines of text files, plain or compressed, and says in which line a file is damaged."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _LONGEST_CELL = 2**31 - 1
 
 @contextmanager
 def text_lines(path: Path) -> Iterator[Iterator[str]]:
-    """The lines of a UTF-8 file, decompressed if its name ends in .gz, with their ends kept as csv wants them."""
+    """Read the lines of a UTF-8 file, decompressed if its name ends in .gz, with their ends kept for csv."""
     csv.field_size_limit(_LONGEST_CELL)
     if not os.access(path, os.R_OK):
         raise UserError(f"cannot read {path}; expected a text file that exists and may be read")
     with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as opened:
-        yield _decoded(path, cast(IO[bytes], opened))
+        yield _decode(path, cast(IO[bytes], opened))
 
 
-def _decoded(path: Path, binary: IO[bytes]) -> Iterator[str]:
+def _decode(path: Path, binary: IO[bytes]) -> Iterator[str]:
     number = 0
     try:
         for number, line in enumerate(binary, start=1):

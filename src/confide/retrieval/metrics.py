@@ -58,7 +58,7 @@ class RetrievalScores:
 
 
 def ranks_from_scores(scores: Tensor, labels: Tensor) -> NDArray[np.int64]:
-    """Rank of the right document, 1 is best, among all documents' scores."""  # (queries, documents) -> (queries,)
+    """Find the rank of the right document, 1 is best, by all documents' scores."""  # (queries,)
     if bool(torch.isnan(scores).any()):
         raise UserError("a score is not a number; expected finite scores: the model has diverged, lower its rate")
     right = scores.gather(1, labels.unsqueeze(1))
@@ -67,7 +67,7 @@ def ranks_from_scores(scores: Tensor, labels: Tensor) -> NDArray[np.int64]:
 
 
 def ranks_from_lists(found: Tensor, labels: Tensor) -> NDArray[np.int64]:
-    """Rank of the right document in retrieved lists, best first; NEVER if it is not in the list."""  # (queries, k)
+    """Find the rank of the right document in lists, best first; NEVER if it is not in the list."""  # (queries, k)
     hits = found == labels.unsqueeze(1)
     first = hits.int().argmax(dim=1).numpy().astype(np.int64) + 1
     return np.where(hits.any(dim=1).numpy(), first, NEVER)
@@ -87,7 +87,7 @@ def ndcg(ranks: NDArray[np.int64], depth: int = DEPTH) -> NDArray[np.float64]:
 def summarise(
     ranks: NDArray[np.int64], labels: NDArray[np.int64], names: Sequence[str], k: int, level: float = LEVEL
 ) -> RetrievalScores:
-    """All measures of these ranks. `names` are the documents', by number."""
+    """Compute all measures of these ranks. `names` are the documents', by number."""
     if not len(ranks):
         raise UserError("there is no query to score; expected at least one test query")
     first = ranks == 1
@@ -105,7 +105,7 @@ def summarise(
 
 
 def first_hits(ranks: NDArray[np.int64], labels: NDArray[np.int64], names: Sequence[str], test: str = "") -> Items:
-    """Which queries find their document first; `test` names the test set."""
+    """Say which queries find their document first; `test` names the test set."""
     present, places = number_names([names[label] for label in labels])
     hits = (ranks == 1).astype(np.float64)
     return Items("accuracy", "higher", 1.0, "document", False, present, places, hits, np.ones(len(ranks)), test)

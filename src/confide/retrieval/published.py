@@ -40,7 +40,7 @@ class SmsSpamSettings(SplitSettings):
     file: LocalPath | None = Field(None, description="SMSSpamCollection: label, tab, text; none: under CONFIDE_DATA")
 
     def read(self, seed: int) -> RetrievalCorpus:
-        path = _file(self.file, "sms_spam/SMSSpamCollection", "the SMS Spam Collection", _SMS_SOURCE)
+        path = _find_file(self.file, "sms_spam/SMSSpamCollection", "the SMS Spam Collection", _SMS_SOURCE)
         rows = []
         with text_lines(path) as lines:
             for number, line in enumerate(lines, start=1):
@@ -57,7 +57,7 @@ class SmsSpamSettings(SplitSettings):
             Document("ham", "ham: an ordinary personal text message"),
             Document("spam", "spam: an unwanted advertising text message"),
         ]
-        return assemble("sms_spam", self, seed, rows, _present(documents, rows))
+        return assemble("sms_spam", self, seed, rows, _keep_present(documents, rows))
 
 
 class AgNewsSettings(SplitSettings):
@@ -79,14 +79,14 @@ class AgNewsSettings(SplitSettings):
                 f"folder, or name the folder that holds ag_news in the environment variable {DATA_ENV}"
             )
         usual = "train.csv" if (folder / "train.csv").is_file() else _AG_SUBSET
-        train = _file(folder / (self.train or usual), "", "AG News", _AG_SOURCE)
-        test = _file(folder / "test.csv", "", "AG News", _AG_SOURCE)
+        train = _find_file(folder / (self.train or usual), "", "AG News", _AG_SOURCE)
+        test = _find_file(folder / "test.csv", "", "AG News", _AG_SOURCE)
         names = _AG_CLASSES
         if (folder / "classes.txt").is_file():
-            names = tuple((folder / "classes.txt").read_text(encoding="utf-8").split("\n"))
-            names = tuple(name.strip() for name in names if name.strip())
+            lines = (folder / "classes.txt").read_text(encoding="utf-8").split("\n")
+            names = tuple(line.strip() for line in lines if line.strip())
         rows = list(_ag_rows(train, names))
-        documents = _present([Document(name, f"{name} news") for name in names], rows)
+        documents = _keep_present([Document(name, f"{name} news") for name in names], rows)
         return assemble("ag_news", self, seed, rows, documents, _ag_rows(test, names))
 
 
@@ -102,7 +102,7 @@ class ArxivSettings(SplitSettings):
     min_per_category: int = Field(2, ge=2, description="categories with fewer papers are left out")
 
     def read(self, seed: int) -> RetrievalCorpus:
-        path = _file(self.file, "arxiv/arxiv_sample.tsv.gz", "the arXiv metadata", _ARXIV_SOURCE)
+        path = _find_file(self.file, "arxiv/arxiv_sample.tsv.gz", "the arXiv metadata", _ARXIV_SOURCE)
         counts: Counter[str] = Counter()
         kept: Counter[str] = Counter()
         rows = []
@@ -148,8 +148,7 @@ def _arxiv_table(path: Path) -> Iterator[tuple[str, str, str]]:
                 f"{', '.join(_ARXIV_COLUMNS)} in its first line: {', '.join(missing)} is missing"
             )
         for row in table:
-            category, title, abstract = (row[name] or "" for name in _ARXIV_COLUMNS)
-            yield category, title, abstract
+            yield row["primary_category"] or "", row["title"] or "", row["abstract"] or ""
 
 
 def _arxiv_json(path: Path) -> Iterator[tuple[str, str, str]]:
@@ -168,13 +167,13 @@ def _arxiv_json(path: Path) -> Iterator[tuple[str, str, str]]:
                 ) from None
 
 
-def _present(documents: list[Document], rows: list[Row]) -> list[Document]:
-    """Only the classes that occur: one class alone must be noticed."""
+def _keep_present(documents: list[Document], rows: list[Row]) -> list[Document]:
+    """Keep only the classes that occur: one class alone must be noticed."""
     found = {row.document for row in rows}
     return [document for document in documents if document.id in found]
 
 
-def _file(given: Path | None, usual: str, title: str, source: str) -> Path:
+def _find_file(given: Path | None, usual: str, title: str, source: str) -> Path:
     path = given.expanduser() if given is not None else data_folder() / usual
     if not path.is_file():
         raise UserError(

@@ -34,7 +34,7 @@ _PAIRS = 2**24
 
 @dataclass
 class Retriever:
-    """An encoder and documents, and how they are put together."""
+    """Retrieves documents with an encoder and a head, experts or search."""
 
     settings: RetrievalSettings
     encoder: Encoder
@@ -56,7 +56,7 @@ class Retriever:
         return self.fixed([document.text for document in self.documents])
 
     def fixed(self, texts: Sequence[str]) -> Tensor:
-        """Vectors without an adapter, from the cache or into it."""  # (texts, width)
+        """Compute vectors without an adapter, or read them from the cache."""  # (texts, width)
         return hidden_states(self.encoder, texts, self.settings.cache, self.quiet).rows()
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -72,18 +72,13 @@ class Retriever:
     def initial_parameters(self) -> dict[str, Tensor]:
         draw = generator(self.seed, "model")
         fresh = {ADAPTER: self.encoder.adapter()} if self.settings.trains_adapter else {}
-        width = self.encoder.width
-        if self.clusters is not None and self.settings.experts is not None:
-            return fresh | experts.initial_parameters(
-                self.clusters, width, draw, self._rows(self.settings.experts.start)
-            )
-        if self.settings.has_head:
-            rows = self._rows(self.settings.head.start)
-            fresh |= head.initial_parameters(self.settings.head, width, len(self.documents), draw, rows)
+        width, chosen = self.encoder.width, self.settings.experts or self.settings.head
+        vectors = self.fixed_documents if self.settings.has_head and chosen.start == "documents" else None
+        if self.clusters is not None:
+            fresh |= experts.initial_parameters(self.clusters, width, draw, vectors)
+        elif self.settings.has_head:
+            fresh |= head.initial_parameters(self.settings.head, width, len(self.documents), draw, vectors)
         return fresh
-
-    def _rows(self, start: head.Start) -> Tensor | None:
-        return self.fixed_documents if start == "documents" else None
 
     @torch.no_grad()
     def vectors(self, parameters: Mapping[str, Tensor], texts: Sequence[str], keep: bool = True) -> Tensor:
@@ -115,15 +110,15 @@ class Retriever:
         """Mean cross-entropy of the right documents, a scalar that can be differentiated."""
         if documents is not None:
             return head.loss(training_logits(self.settings.search, hidden, documents), labels)
-        if self.clusters is not None and self.settings.experts is not None:
-            return experts.loss(self.settings.experts, self.clusters, parameters, hidden, labels)
+        if self.clusters is not None:
+            return experts.loss(self.clusters, parameters, hidden, labels)
         return head.loss(head.forward(self.settings.head, parameters, hidden, randomness), labels)
 
     @torch.no_grad()
     def ranks(
         self, parameters: Mapping[str, Tensor], hidden: Tensor, labels: Tensor, documents: Tensor | None
     ) -> tuple[np.ndarray, float]:
-        """Rank of the right document of each query, and the mean loss. Experts rank what the active ones hold."""
+        """Find the rank of each query's right document, and the mean loss. Experts rank what the active ones hold."""
         step = max(1, _PAIRS // len(self.documents))
         ranks, losses = [], 0.0
         for part, right in zip(torch.split(hidden, step), torch.split(labels, step), strict=True):
@@ -132,7 +127,7 @@ class Retriever:
                 ranks.append(ranks_from_scores(inner_products(self.settings.search, part, documents), right))
             elif self.clusters is not None:
                 depth = min(self.deepest, max(DEPTH, self.settings.k))
-                ranks.append(ranks_from_lists(self._from_experts(parameters, part, depth)[1], right))
+                ranks.append(ranks_from_lists(experts.retrieve(self.clusters, parameters, part, depth)[1], right))
             else:
                 ranks.append(ranks_from_scores(head.forward(self.settings.head, parameters, part), right))
         return np.concatenate(ranks), losses / len(labels)
@@ -140,22 +135,15 @@ class Retriever:
     @property
     def deepest(self) -> int:
         """How many documents one query can get."""
-        if self.clusters is None or self.settings.experts is None:
-            return len(self.documents)
-        return min(len(self.documents), self.settings.experts.active * self.clusters.members.shape[1])
+        return len(self.documents) if self.clusters is None else self.clusters.reachable
 
     @torch.no_grad()
     def find(
         self, parameters: Mapping[str, Tensor], hidden: Tensor, k: int, index: DocumentIndex | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The K best documents of each query: scores, best first, and document numbers (-1: none)."""
+        """Find the K best documents of each query: scores, best first, and document numbers (-1: none)."""
         if index is not None:
             return index.search(hidden, k)
         if self.clusters is not None:
-            return self._from_experts(parameters, hidden, k)
+            return experts.retrieve(self.clusters, parameters, hidden, k)
         return head.top_k(head.forward(self.settings.head, parameters, hidden).log_softmax(dim=1), k)
-
-    def _from_experts(self, parameters: Mapping[str, Tensor], hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        if self.clusters is None or self.settings.experts is None:
-            raise ValueError("this retriever has no experts")
-        return experts.retrieve(self.settings.experts, self.clusters, parameters, hidden, k)

@@ -74,7 +74,7 @@ def train_and_test(labels: Indices, test_share: float, draw: np.random.Generator
 
 
 def by_label(labels: Indices) -> list[Indices]:
-    """The examples of each label that occurs, ascending, in the order of the labels."""
+    """Group the examples by label: ascending, in the order of the labels."""
     order = np.argsort(labels, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(labels[order])) + 1) if len(labels) else []
 
@@ -82,7 +82,7 @@ def by_label(labels: Indices) -> list[Indices]:
 def by_client(
     settings: ClientSplit, labels: Indices, groups: Sequence[str] | None, draw: np.random.Generator
 ) -> list[Indices]:
-    """Each client's examples; together they are all examples, and no two clients share one."""
+    """Deal the examples to the clients; together they get all of them, and no two share one."""
     if isinstance(settings, ColumnSplit):
         return _by_column(groups)
     if settings.clients > len(labels):

@@ -47,7 +47,9 @@ class TableSettings(SplitSettings):
         rows = list(_queries(self, self.queries))
         test_rows = None if self.test is None else list(_queries(self, self.test))
         if documents is None:
-            documents = _from_queries(rows)
+            # The distinct texts of the document column, in the order of their first row.
+            texts = dict.fromkeys(row.document for row in rows if row.document.strip())
+            documents = [Document(text, text) for text in texts]
         if self.documents_as_queries:
             if self.client_column is not None:
                 raise UserError(
@@ -61,12 +63,6 @@ class TableSettings(SplitSettings):
         if untrained:
             counts["document without a query"] += untrained
         return assemble("table", self, seed, rows, documents, test_rows, counts)
-
-
-def _from_queries(rows: list[Row]) -> list[Document]:
-    """The distinct texts of the document column, in the order of their first row."""
-    found = dict.fromkeys(row.document for row in rows if row.document.strip())
-    return [Document(text, text) for text in found]
 
 
 def _documents(settings: TableSettings, path: Path, counts: Counter[str]) -> list[Document]:
@@ -94,13 +90,9 @@ def _queries(settings: TableSettings, path: Path) -> Iterator[Row]:
     needed = (settings.query_column, settings.document_column)
     column = settings.client_column
     for number, cells in _records(path, needed if column is None else (*needed, column)):
-        group = None
-        if column is not None:
-            group = cells[column].strip()
-            if not group:
-                raise UserError(
-                    f"{path}, row {number} has nothing in {column!r}; expected the client whose query it is"
-                )
+        group = None if column is None else cells[column].strip()
+        if group == "":
+            raise UserError(f"{path}, row {number} has nothing in {column!r}; expected the client whose query it is")
         yield Row(cells[settings.query_column].strip(), cells[settings.document_column].strip(), group)
 
 
@@ -134,11 +126,7 @@ def _csv_records(
 
 
 def _json_records(path: Path, lines: Iterator[str], needed: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
-    number = 0
-    for line in lines:
-        if not line.strip():
-            continue
-        number += 1
+    for number, line in enumerate((line for line in lines if line.strip()), start=1):
         try:
             record = json.loads(line)
         except ValueError as error:

@@ -61,7 +61,7 @@ class Retrieval(BasicTask):
         dealt = by_client(settings.clients, train.labels, train.groups, generator(seed, "clients"))
         self.clients = [own for own in dealt if len(own)]
         """Each client's training examples."""
-        self._examples = np.array([len(own) for own in self.clients], dtype=np.int64)
+        self.examples = np.array([len(own) for own in self.clients], dtype=np.int64)
         self.left_out = dict(self.corpus.left_out)
         """What was not used, by reason; the summary says so."""
         if len(self.clients) < len(dealt):
@@ -69,10 +69,9 @@ class Retrieval(BasicTask):
         # Of the whole corpus at once, so that workers find everything in the cache.
         self.states: HiddenStates | None = None
         if not settings.trains_adapter:
-            every = hidden_states(self.encoder, [*train.texts, *self.corpus.test.texts], settings.cache, quiet)
-            self.states = every
+            texts = [*train.texts, *self.corpus.test.texts]
+            self.states = hidden_states(self.encoder, texts, settings.cache, quiet)
         self._labels = torch.from_numpy(train.labels)
-        self._document_tokens: Batch | None = None
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
@@ -85,9 +84,9 @@ class Retrieval(BasicTask):
             "the encoder": self.encoder.identity[:32],
         }
 
-    @property
-    def examples(self) -> np.ndarray:
-        return self._examples
+    @cached_property
+    def _document_tokens(self) -> Batch:
+        return self.encoder.tokens([document.text for document in self.corpus.documents])
 
     def initial_parameters(self) -> dict[str, Tensor]:
         return self.retriever.initial_parameters()
@@ -129,7 +128,7 @@ class Retrieval(BasicTask):
         queries = self.encoder.tokens([self.corpus.train.texts[i] for i in chosen])
         if self.settings.method == "adapter_head":
             return labels, seed, *_tensors(queries)
-        labels, documents = self._compared(labels, draw)
+        labels, documents = self._choose_documents(labels, draw)
         return labels, seed, *_tensors(queries), *_tensors(documents)
 
     def loss(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
@@ -149,7 +148,7 @@ class Retrieval(BasicTask):
 
     def scored(self, parameters: Mapping[str, Tensor]) -> tuple[dict[str, float], Items]:
         """The evaluation, and which queries find their document first."""
-        ranks, loss = self.ranked(parameters)
+        ranks, loss = self.rank(parameters)
         metrics = {
             "accuracy": float((ranks == 1).mean()),
             "top_k": float((ranks <= self.settings.k).mean()),
@@ -162,8 +161,8 @@ class Retrieval(BasicTask):
         return metrics, items
 
     @torch.no_grad()
-    def ranked(self, parameters: Mapping[str, Tensor]) -> tuple[np.ndarray, float]:
-        """Rank of the right document of each test query, and the mean loss."""
+    def rank(self, parameters: Mapping[str, Tensor]) -> tuple[np.ndarray, float]:
+        """Find the rank of the right document of each test query, and the mean loss."""
         test = self.corpus.test
         if self.states is not None:
             hidden = self.states.rows(np.arange(len(self.corpus.train), len(self.states)))
@@ -190,18 +189,15 @@ class Retrieval(BasicTask):
             raise ValueError("the encoder runs in every step: there are no fixed vectors")
         return scaled(self.settings.head.scale, self.states.rows(rows)), self._labels[torch.from_numpy(rows)]
 
-    def _compared(self, labels: Tensor, draw: np.random.Generator) -> tuple[Tensor, Batch]:
-        """The documents that a step compares with, and the labels' places among them."""
-        texts = [document.text for document in self.corpus.documents]
+    def _choose_documents(self, labels: Tensor, draw: np.random.Generator) -> tuple[Tensor, Batch]:
+        """Choose the documents that a step compares with: the labels' places among them, and their tokens."""
         right = np.unique(labels.numpy())
-        others = np.setdiff1d(np.arange(len(texts)), right)
+        others = np.setdiff1d(np.arange(len(self.corpus.documents)), right)
         if self.settings.negatives is None or self.settings.negatives >= len(others):
-            if self._document_tokens is None:
-                self._document_tokens = self.encoder.tokens(texts)
             return labels, self._document_tokens
         numbers = np.sort(np.concatenate([right, draw.choice(others, self.settings.negatives, replace=False)]))
         places = torch.from_numpy(np.searchsorted(numbers, labels.numpy()))
-        return places, self.encoder.tokens([texts[i] for i in numbers])
+        return places, self.encoder.tokens([self.corpus.documents[i].text for i in numbers])
 
 
 def _tensors(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:

@@ -58,7 +58,7 @@ def point_of(given: Mapping[str, str]) -> Point:
 
 
 def epsilon(given: Mapping[str, str]) -> dict[str, Any]:
-    """Epsilon by PLD, and what it means."""
+    """Compute epsilon by PLD, and say what it means."""
     point = point_of(given)
     spent = point.spent("pld")
     answer = Answer("epsilon", point, {"pld": spent, "rdp": spent}, "pld")
@@ -80,11 +80,12 @@ def by_rdp(given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def enough(given: Mapping[str, str]) -> dict[str, Any]:
-    """Cohort and population grown together until epsilon is below 10."""
-    found = planner.grown(point_of(given), TARGET)
+    """Grow cohort and population together until epsilon is below 10."""
+    point = point_of(given)
+    found = planner.grown(point, TARGET)
     if found is None:
         return {"said": "Even 10 billion users would be too few at this noise per user."}
-    if found.population == point_of(given).population:
+    if found.population == point.population:
         return {"said": f"Epsilon is below {TARGET:g} with these users."}
     return {
         "said": f"At the same noise per user and rate, epsilon falls below {TARGET:g} with {found.population:,} users "
@@ -93,7 +94,7 @@ def enough(given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def curve(given: Mapping[str, str]) -> dict[str, str]:
-    """Epsilon against one of the settings, as a drawing."""
+    """Draw epsilon against one of the settings."""
     axis = given.get("axis", "")
     if axis not in AXES:
         raise UserError(f"axis={axis!r}: expected one of {', '.join(AXES)}")

@@ -24,6 +24,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
@@ -32,7 +33,7 @@ from confide.report.shell import POLICY
 from confide.ui import planning
 from confide.ui.shelf import Shelf
 from confide.web.address import is_loopback
-from confide.web.answers import Json, Refused, application, read_body, route
+from confide.web.answers import Json, application, read_body, route
 from confide.web.server import WebServer
 
 MOST_SOUND, MOST_TEXT = 50 * 2**20, 64 * 2**10
@@ -79,7 +80,7 @@ class Server(WebServer):
             route("POST", "/api/transcribe", self._transcribe),
             route("POST", "/api/retrieve", self._retrieve),
         ]
-        explain = dict.fromkeys((UserError, ModuleNotFoundError), _mistake)
+        explain = dict.fromkeys((UserError, ModuleNotFoundError), _explain_mistake)
         super().__init__(application(routes, self._check, explain, _HEADERS), host, port)
         self._hosts = {f"{name}:{self.port}" for name in ("127.0.0.1", "localhost", "[::1]")}
 
@@ -93,16 +94,16 @@ class Server(WebServer):
         host, given = request.headers.get("Host", "").lower(), request.query_params.get("token")
         if self.token is None:
             if host not in self._hosts:
-                raise Refused(421, "this page answers only to the name of this machine")
+                raise HTTPException(421, "this page answers only to the name of this machine")
         elif not hmac.compare_digest((given or request.cookies.get(COOKIE, "")).encode(), self.token.encode()):
-            raise Refused(401, "open the address with its token, as `confide ui` printed it")
+            raise HTTPException(401, "open the address with its token, as `confide ui` printed it")
         foreign = (
             request.headers.get("Origin", f"http://{host}").lower() != f"http://{host}"
             or request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
             or (request.method == "POST" and request.headers.get("X-Confide") != "1")
         )
         if foreign:
-            raise Refused(403, "requests from other pages are not answered")
+            raise HTTPException(403, "requests from other pages are not answered")
         if self.token is not None and given is not None and request.method == "GET":
             # No script and no other site can use the cookie.
             cookie = f"{COOKIE}={self.token}; HttpOnly; SameSite=Strict; Path=/"
@@ -130,7 +131,7 @@ class Server(WebServer):
             asked = json.loads(await read_body(request, MOST_TEXT))
             run, query, k = str(asked["run"]), str(asked["query"]), int(asked["k"])
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise Refused(400, "expected run, query and k as JSON") from None
+            raise HTTPException(400, "expected run, query and k as JSON") from None
         return Json(await run_in_threadpool(self.shelf.retrieve, run, query, k))
 
 
@@ -154,7 +155,7 @@ def _send_plan(request: Request, plan: Callable[[Mapping[str, str]], Any]) -> Re
     return Json(plan(request.query_params))
 
 
-def _mistake(request: Request, error: Exception) -> Refused:
+def _explain_mistake(error: UserError | ModuleNotFoundError) -> HTTPException:
     """A mistake of the person at the page, or an extra of the package that is not installed."""
     advice = explained(error) if isinstance(error, ModuleNotFoundError) else None
-    return Refused(400, advice or str(error))
+    return HTTPException(400, advice or str(error))

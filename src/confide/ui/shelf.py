@@ -1,4 +1,4 @@
-"""The runs under a folder: found, listed, rendered and tried. A name from the page is looked up, never opened."""
+"""Finds, lists, renders and tries the runs under a folder. A name from the page is looked up, never opened."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 import tempfile
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from confide.runs.watch import Watched
 DEEPEST, MOST_RUNS = 4, 2000
 AUDIO = {".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus"}
 MOST_SECONDS = 600.0
+_RECORDS = (runs.METRICS, runs.SUMMARY, "scores.json")
 
 
 @dataclass
@@ -27,13 +28,11 @@ class Shelf:
 
     root: Path
     _watched: dict[str, Watched] = field(default_factory=dict)
-    _pages: OrderedDict[Any, str] = field(default_factory=OrderedDict)
-    _models: OrderedDict[Any, Any] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _using: threading.Lock = field(default_factory=threading.Lock)
 
     def names(self) -> dict[str, Path]:
-        """Runs by name: their path below the folder. Links that lead out of it are not followed."""
+        """Find runs; their names are their paths below the folder. Links that lead out of it are not followed."""
         root, found = self.root.resolve(), {}
         for place, folders, files in os.walk(root, followlinks=False):
             here = Path(place)
@@ -53,7 +52,7 @@ class Shelf:
         return place
 
     def listing(self) -> list[dict[str, Any]]:
-        """Every run with how far it is, the running ones first."""
+        """List every run with how far it is, the running ones first."""
         rows = []
         for name, place in self.names().items():
             try:
@@ -64,26 +63,18 @@ class Shelf:
 
     def report(self, name: str) -> str:
         """A run's page as of now."""
-        from confide.report.page import render
-
         place = self.find(name)
-        stamp = tuple(_changed(place / file) for file in (runs.METRICS, runs.SUMMARY, "scores.json"))
-        return self._kept(
-            ("report", name, stamp), lambda: render(place, runs.held_recipe(place), runs.summary_if_finished(place))
-        )
+        return _render_report(place, tuple(_changed(place / file) for file in _RECORDS))
 
     def comparison(self, names: Iterable[str]) -> str:
-        from confide.report.comparison import render
-        from confide.runs.comparison import compare
-
-        places = [self.find(name) for name in dict.fromkeys(names)]
+        """A page that compares runs as of now."""
+        places = tuple(self.find(name) for name in dict.fromkeys(names))
         if len(places) > 12:
             raise UserError(f"{len(places)} runs are too many for one page; choose at most 12")
-        stamp = tuple((str(place), _changed(place / runs.SUMMARY)) for place in places)
-        return self._kept(("comparison", stamp), lambda: render(compare(places)))
+        return _render_comparison(places, tuple(_changed(place / runs.SUMMARY) for place in places))
 
     def transcribe(self, name: str, sound: bytes, filename: str) -> dict[str, Any]:
-        """What a recording says, by a finished speech run."""
+        """Transcribe a recording by a finished speech run."""
         from confide.runs.recogniser import load_recogniser
         from confide.speech.corpus import Undecodable, read_file
 
@@ -92,7 +83,7 @@ class Shelf:
         if suffix not in AUDIO:
             raise UserError(f"{suffix or 'a file without an ending'}: expected one of {', '.join(sorted(AUDIO))}")
         with self._using, tempfile.NamedTemporaryFile(suffix=suffix) as file:
-            recogniser = self._model(place, lambda: load_recogniser(place))
+            recogniser = _open_model(load_recogniser, place, _changed(place / runs.MODEL))
             file.write(sound)
             file.flush()
             began = time.perf_counter()
@@ -105,20 +96,20 @@ class Shelf:
                 raise UserError(
                     f"the recording is longer than {MOST_SECONDS / 60:.0f} minutes; use `confide transcribe`"
                 )
-            heard = recogniser.transcribe(samples)
-        segments = [{"start": s.start, "end": s.end, "text": s.text} for s in heard.segments]
+            transcript = recogniser.transcribe(samples)
+        segments = [{"start": s.start, "end": s.end, "text": s.text} for s in transcript.segments]
         took = time.perf_counter() - began
-        return {"text": heard.text, "seconds": heard.seconds, "took": took, "segments": segments}
+        return {"text": transcript.text, "seconds": transcript.seconds, "took": took, "segments": segments}
 
     def retrieve(self, name: str, query: str, k: int) -> dict[str, Any]:
-        """Documents for a query, by a finished retrieval run."""
+        """Find documents for a query by a finished retrieval run."""
         from confide.runs.library import open_run
 
         place = self.find(name)
         if len(query) > 4000:
             raise UserError(f"the query has {len(query):,} characters; expected at most 4,000")
         with self._using:
-            library = self._model(place, lambda: open_run(place, quiet=True))
+            library = _open_model(open_run, place, _changed(place / runs.MODEL), quiet=True)
             found = library.find(query, min(max(k, 1), 50))
         return {"method": library.method, "score": library.scale, "documents": [each.to_json() for each in found]}
 
@@ -130,29 +121,30 @@ class Shelf:
             held.look()
             return held.to_json()
 
-    def _kept(self, key: Any, make: Callable[[], str]) -> str:
-        with self._lock:
-            if key in self._pages:
-                self._pages.move_to_end(key)
-                return self._pages[key]
-        made = make()
-        with self._lock:
-            self._pages[key] = made
-            while len(self._pages) > 16:
-                self._pages.popitem(last=False)
-        return made
 
-    def _model(self, place: Path, make: Callable[[], Any]) -> Any:
-        key = (place, _changed(place / runs.MODEL))
-        if key not in self._models:
-            self._models[key] = make()
-            while len(self._models) > 2:
-                self._models.popitem(last=False)
-        self._models.move_to_end(key)
-        return self._models[key]
+# A changed file has another time, so that it is read again. Few models, since each may take gigabytes.
+@lru_cache(maxsize=2)
+def _open_model(load: Callable[..., Any], place: Path, changed: int, **options: bool) -> Any:
+    return load(place, **options)
+
+
+@lru_cache(maxsize=16)
+def _render_report(place: Path, changed: tuple[int, ...]) -> str:
+    from confide.report.page import render
+
+    return render(place, runs.held_recipe(place), runs.summary_if_finished(place))
+
+
+@lru_cache(maxsize=16)
+def _render_comparison(places: tuple[Path, ...], changed: tuple[int, ...]) -> str:
+    from confide.report.comparison import render
+    from confide.runs.comparison import compare
+
+    return render(compare(list(places)))
 
 
 def _changed(path: Path) -> int:
+    """When a file was written, in nanoseconds; 0 if it is not there."""
     try:
         return path.stat().st_mtime_ns
     except OSError:

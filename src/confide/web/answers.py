@@ -26,14 +26,6 @@ _DISCARDED = 2**26  # bytes, and
 _DISCARDING = 2.0  # seconds, of a refused body that are taken
 
 
-class Refused(Exception):
-    """A request that gets an error for an answer."""
-
-    def __init__(self, status: int, message: str, **headers: str) -> None:
-        super().__init__(message)
-        self.status, self.headers = status, {name.replace("_", "-"): value for name, value in headers.items()}
-
-
 class Json(JSONResponse):
     """JSON in ASCII: starlette's own fails where a file's name is not UTF-8."""
 
@@ -42,60 +34,57 @@ class Json(JSONResponse):
 
 
 Check = Callable[[Request], Response | None]
-Explain = Callable[[Request, Exception], Refused]
-
-
-class Guard:
-    """The outermost layer: checks every request, whatever its path, and adds headers to every answer.
-
-    `check` raises `Refused`, or gives an answer of its own, or None for the routes to answer.
-    """
-
-    def __init__(self, app: ASGIApp, check: Check, headers: Mapping[str, str]) -> None:
-        self._app, self._check, self._headers = app, check, headers
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                held = MutableHeaders(scope=message)
-                for name, value in self._headers.items():
-                    held.setdefault(name, value)
-            await send(message)
-
-        request = Request(scope, receive)
-        try:
-            answer: ASGIApp = self._check(request) or self._app
-        except Refused as refused:
-            answer = await refuse(request, refused)
-        await answer(scope, receive, send_with_headers)
+Explain = Callable[[Any], HTTPException]  # of an exception of the kind that it is given for
 
 
 def application(
     routes: Sequence[Route], check: Check, explain: Mapping[Any, Explain], headers: Mapping[str, str] | None = None
 ) -> ASGIApp:
-    """The service: its routes, what it checks first, and what it says about exceptions of its own kinds."""
+    """Join the routes of a service with its checks and with what it says about its own kinds of exceptions.
 
-    def handler(explain: Explain) -> Callable[[Request, Exception], Awaitable[Response]]:
+    `check` sees every request first, whatever its path: it raises HTTPException, or gives an answer of its own, or None
+    for the routes to answer. `headers` go with every answer.
+    """
+
+    def handle(explain: Explain) -> Callable[[Request, Exception], Awaitable[Response]]:
         async def answer(request: Request, error: Exception) -> Response:
-            return await refuse(request, error if isinstance(error, Refused) else explain(request, error))
+            return await refuse(request, explain(error))
 
         return answer
 
-    known: dict[Any, Explain] = {HTTPException: _no_such_route, Refused: _defect, Exception: _defect, **explain}
-    app = Starlette(routes=routes, exception_handlers={kind: handler(explain) for kind, explain in known.items()})
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                held = MutableHeaders(scope=message)
+                for name, value in (headers or {}).items():
+                    held.setdefault(name, value)
+            await send(message)
+
+        request = Request(scope, receive)
+        try:
+            answer: ASGIApp = check(request) or app
+        except HTTPException as refused:
+            answer = await refuse(request, refused)
+        await answer(scope, receive, send_with_headers)
+
+    # Starlette raises what it has answered by `_defect` again, and uvicorn writes it to standard error.
+    known: dict[Any, Explain] = {HTTPException: lambda error: error, Exception: _defect, **explain}
+    handlers: dict[Any, Any] = {404: _refuse_path, 405: _refuse_method}
+    handlers |= {kind: handle(explain) for kind, explain in known.items()}
+    app = Starlette(routes=routes, exception_handlers=handlers)
     app.router.redirect_slashes = False
-    return Guard(app, check, headers or {})
+    return guarded
 
 
 def route(method: str, path: str, endpoint: Callable[[Request], Any]) -> Route:
-    """A path and the one method that it answers to; starlette would add HEAD to GET."""
+    """Route a path for one method only; starlette would add HEAD to GET."""
     made = Route(path, endpoint, methods=[method])
     made.methods = {method}
     return made
 
 
-async def refuse(request: Request, refused: Refused) -> Response:
-    """The answer to a refused request, after a little of the body that nobody read.
+async def refuse(request: Request, refused: HTTPException) -> Response:
+    """Answer a refused request, after reading a little of the body that nobody has read.
 
     A connection that is closed with bytes still waiting is reset, and the client would never see the answer.
     """
@@ -106,41 +95,42 @@ async def refuse(request: Request, refused: Refused) -> Response:
                 taken += len(part)
                 if taken > _DISCARDED:
                     break
-    return Json({"error": str(refused)}, refused.status, {**refused.headers, "Connection": "close"})
+    return Json({"error": refused.detail}, refused.status_code, {**(refused.headers or {}), "Connection": "close"})
 
 
 def content_length(request: Request, most: int) -> int:
-    """The size of a request's body, which has to be announced: at most so many bytes."""
+    """Read from the headers how large a body is; refuse one that does not say so, or is too large."""
     text = request.headers.get("Content-Length", "0" if request.method == "GET" else None)
     if text is None or "Transfer-Encoding" in request.headers:
-        raise Refused(411, "a body without its length; expected it in Content-Length, and no chunks")
+        raise HTTPException(411, "a body without its length; expected it in Content-Length, and no chunks")
     if int(text) > most:
-        raise Refused(413, f"a body of {text} bytes; expected at most {most}")
+        raise HTTPException(413, f"a body of {text} bytes; expected at most {most}")
     return int(text)
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """The body of a request, unless it is too large or comes too slowly."""
+    """Read the body of a request; refuse it if it is too large or comes too slowly."""
     length = content_length(request, most)
     try:
         async with asyncio.timeout(IDLE + length / SLOWEST):
             return await request.body()
     except TimeoutError:
         said = f"a body of {length} bytes that took too long; expected it faster, or smaller parts"
-        raise Refused(408, said) from None
+        raise HTTPException(408, said) from None
     except ClientDisconnect:
-        raise Refused(400, "the body ended early; expected as many bytes as Content-Length says") from None
+        raise HTTPException(400, "the body ended early; expected as many bytes as Content-Length says") from None
 
 
-def _no_such_route(request: Request, error: Exception) -> Refused:
-    path = request.scope["path"][:100]
-    if isinstance(error, HTTPException) and error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
-        return Refused(405, f"{request.method} {path}; expected {allowed}", Allow=allowed)
-    known = dict.fromkeys(route.path for route in request.app.routes)
-    return Refused(404, f"no {path} here; expected {', '.join(known)}")
+async def _refuse_path(request: Request, _: Exception) -> Response:
+    known = ", ".join(dict.fromkeys(route.path for route in request.app.routes))
+    return await refuse(request, HTTPException(404, f"no {request.scope['path'][:100]} here; expected {known}"))
 
 
-def _defect(request: Request, error: Exception) -> Refused:
-    """Starlette raises the exception again after this answer, and uvicorn writes it to standard error."""
-    return Refused(500, "a defect of this program; the terminal or the log of the server says more")
+async def _refuse_method(request: Request, error: HTTPException) -> Response:
+    allowed = (error.headers or {}).get("Allow", "")
+    said = f"{request.method} {request.scope['path'][:100]}; expected {allowed}"
+    return await refuse(request, HTTPException(405, said, {"Allow": allowed}))
+
+
+def _defect(_: Exception) -> HTTPException:
+    return HTTPException(500, "a defect of this program; the terminal or the log of the server says more")

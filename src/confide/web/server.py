@@ -12,10 +12,6 @@ import json
 import signal
 import socket
 import ssl
-import threading
-from collections.abc import Generator
-from contextlib import contextmanager
-from typing import Any
 
 import h11
 import uvicorn
@@ -34,20 +30,16 @@ _GRACE = 30  # seconds that requests under way get when the server stops
 class _Protocol(H11Protocol):
     """uvicorn's HTTP/1.1 that closes a connection when nothing has moved for `answers.IDLE` seconds."""
 
-    _received = 0  # bytes of a body
-    _before: Any = (None, 0, 0)
-    _timer: asyncio.TimerHandle | None = None
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._received = 0  # bytes of a body
+        self._before: tuple[object, int, int] = (None, 0, 0)
+        self._timer = self.loop.call_later(answers.IDLE, self._close_if_stalled)
         if len(self.connections) > 2 * CONNECTIONS:
             transport.abort()
-        else:
-            self._look_again()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -70,8 +62,7 @@ class _Protocol(H11Protocol):
             self._look_again()
 
     def _look_again(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         wait = _GOODBYE if self.transport.is_closing() else answers.IDLE
         self._timer = self.loop.call_later(wait, self._close_if_stalled)
 
@@ -125,30 +116,14 @@ class WebServer(uvicorn.Server):
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer requests until `stop`, Ctrl-C or SIGTERM, then let those under way finish."""
-        try:
-            super().run(sockets or [self.socket])
-        finally:
-            self.socket.close()
+        super().run(sockets or [self.socket])
 
     def stop(self) -> None:
         """Take no more connections; any thread may call this, and `run` returns a little later."""
         self.should_exit = True
 
-    @contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
+    def handle_exit(self, sig: int, frame: object) -> None:
         """Stop at the first Ctrl-C or SIGTERM, which uvicorn would raise again at the end; a second one kills."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def stop(number: int, frame: object) -> None:
-            for each in before:
-                signal.signal(each, signal.SIG_DFL)
-            self.stop()
-
-        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_DFL)
+        self.stop()
