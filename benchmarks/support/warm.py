@@ -13,18 +13,19 @@ import sys
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-_CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT = multiprocessing.get_context("forkserver")
 # Once for all: the process that forks the others is started with the first of them. What is not installed is left out.
-_CONTEXT.set_forkserver_preload(
+CONTEXT.set_forkserver_preload(
     ["confide.cli", "confide.runs.folder", "confide.report.page", "dp_accounting", "confide.deploy.deployment",
      "confide.deploy.node", "confide.deploy.superlink", "confide.encoders.server", "confide.retrieval.task",
-     "confide.speech.task", "transformers.models.bert.modeling_bert", "transformers.models.llama.modeling_llama"]
+     "confide.speech.task", "confide.engines.processes", "transformers.models.bert.modeling_bert",
+     "transformers.models.llama.modeling_llama"]
 )  # fmt: skip
 
 
 def start(*words: object, folder: Path, out: Path, err: Path | None = None, **more: str) -> ForkServerProcess:
     """Start `confide ...` in a folder, with `more` in its environment; what it says goes to the end of files."""
-    process = _CONTEXT.Process(target=_command, args=(list(map(str, words)), folder, out, err or out, more))
+    process = CONTEXT.Process(target=_command, args=(list(map(str, words)), folder, out, err or out, more))
     process.start()
     return process
 
