@@ -137,7 +137,7 @@ def test_a_client_killed_in_a_round_of_distributed_trust_leaves_no_less_noise(tm
     with Loopback(tmp_path, 4) as here:
         for number in range(4):
             here.client(number, [number])
-        here.serve(recipe, "--wait-for", 4, "--deadline", 20, "--tries", 9)
+        here.serve(recipe, "--wait-for", 4, "--deadline", 10, "--tries", 9)
         here.wait(lambda: here.steps() >= 1)
         here.clients[3].kill()
         here.finish()
@@ -213,8 +213,9 @@ def queries_of_three(place: Path) -> str:
     return RETRIEVAL
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("make", "ending"), [(speech_of_three, ""), (queries_of_three, ".csv")])
+@pytest.mark.parametrize(
+    ("make", "ending"), [pytest.param(speech_of_three, "", marks=pytest.mark.slow), (queries_of_three, ".csv")]
+)
 def test_clients_with_data_of_their_own_make_the_model_of_one_process(
     make: Callable[[Path], str], ending: str, tmp_path: Path, tiny_model: Callable[[str], Path]
 ) -> None:
