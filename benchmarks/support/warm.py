@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import runpy
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
@@ -28,6 +33,23 @@ def start(*words: object, folder: Path, out: Path, err: Path | None = None, **mo
     process = CONTEXT.Process(target=_command, args=(list(map(str, words)), folder, out, err or out, more))
     process.start()
     return process
+
+
+@contextmanager
+def encoder_server(source: object, place: Path, *words: object, **more: str) -> Iterator[tuple[ForkServerProcess, str]]:
+    """`confide encoder serve`, with a log of its own in a folder: the process, which is ready, and its address."""
+    log = Path(tempfile.mkdtemp(dir=place)) / "log"
+    log.touch()
+    process = start("encoder", "serve", source, *words, folder=place, out=log, **more)
+    try:
+        while (address := re.search(r"^serving .* at (\S+)\n", log.read_text(), re.MULTILINE)) is None:
+            if not process.is_alive():
+                raise RuntimeError(f"the encoder server ended: {log.read_text()}")
+            time.sleep(0.01)
+        yield process, address[1]
+    finally:
+        process.kill()
+        process.join()
 
 
 def _command(words: list[str], folder: Path, out: Path, err: Path, more: dict[str, str]) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerProcess
@@ -34,17 +32,9 @@ ROWS = [
 
 @contextmanager
 def _server(model: Path, port: int, place: Path) -> Iterator[ForkServerProcess]:
-    """A real server process that is ready when this is entered; it says so in a file of its own."""
-    said = Path(tempfile.mkdtemp(dir=place)) / "said"
-    words = ("encoder", "serve", model, "--port", port)
-    process = warm.start(*words, folder=place, out=said, CONFIDE_ENCODER_TOKEN=TOKEN)
-    try:
-        while not (said.exists() and "serving" in said.read_text()):
-            assert process.is_alive(), said.read_text()
-            time.sleep(0.01)
+    """A real server process that is ready when this is entered."""
+    with warm.encoder_server(model, place, "--port", port, CONFIDE_ENCODER_TOKEN=TOKEN) as (process, _):
         yield process
-    finally:
-        _end(process)
 
 
 @pytest.fixture
