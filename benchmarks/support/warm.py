@@ -13,7 +13,7 @@ import runpy
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -28,9 +28,12 @@ CONTEXT.set_forkserver_preload(
 )  # fmt: skip
 
 
-def start(*words: object, folder: Path, out: Path, err: Path | None = None, **more: str) -> ForkServerProcess:
+def start(
+    *words: object, folder: Path, out: Path, err: Path | None = None, more: Mapping[str, str] | None = None
+) -> ForkServerProcess:
     """Start `confide ...` in a folder, with `more` in its environment; what it says goes to the end of files."""
-    process = CONTEXT.Process(target=_command, args=(list(map(str, words)), folder, out, err or out, more))
+    given = (list(map(str, words)), folder, out, err or out, dict(more or {}))
+    process = CONTEXT.Process(target=_command, args=given)
     process.start()
     return process
 
@@ -40,7 +43,7 @@ def encoder_server(source: object, place: Path, *words: object, **more: str) -> 
     """`confide encoder serve`, with a log of its own in a folder: the process, which is ready, and its address."""
     log = Path(tempfile.mkdtemp(dir=place)) / "log"
     log.touch()
-    process = start("encoder", "serve", source, *words, folder=place, out=log, **more)
+    process = start("encoder", "serve", source, *words, folder=place, out=log, more=more)
     try:
         while (address := re.search(r"^serving .* at (\S+)\n", log.read_text(), re.MULTILINE)) is None:
             if not process.is_alive():
