@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint docs reproduce clean
+.PHONY: help setup demo test test-slow test-all lint docs reproduce clean
 
 help: ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 setup: $(STAMP) ## make the environment in .venv; afterwards .venv/bin/confide works
 
@@ -25,8 +25,16 @@ demo: $(STAMP) ## private federated speech recognition on synthetic voices, from
 	$(BIN)/confide demo --out runs/demo
 	$(BIN)/confide ledger runs/demo/per-layer
 
-test: $(STAMP) ## run the tests on all cores
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+# One thread a process, and a worker without work takes some from another.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+
+test: $(STAMP) ## the tests that are quick, on all cores: some minutes
+	$(PYTEST) -m 'not slow'
+
+test-slow: $(STAMP) ## the others: real federations, torchrun, cold processes that are killed, wheels, long tutorials
+	$(PYTEST) -m slow
+
+test-all: test test-slow ## all of them
 
 lint: $(STAMP) ## ruff, mypy in strict mode, and the law of imports
 	$(BIN)/ruff format --check .

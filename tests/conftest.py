@@ -99,6 +99,18 @@ def no_figures_here() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def warm_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the workers of an engine or a grid from a process with the modules loaded: a cold one takes seconds."""
+    import torch.multiprocessing
+
+    from confide.reproduce import grid
+    from support import warm
+
+    monkeypatch.setattr(torch.multiprocessing, "get_context", lambda _: warm.CONTEXT)
+    monkeypatch.setattr(grid, "get_context", lambda _: warm.CONTEXT)
+
+
 @pytest.fixture(scope="session")
 def signal_after() -> Callable[..., AbstractContextManager[None]]:
     """`with signal_after(4): ...` sends this process a signal, Ctrl-C unless told otherwise, in central step 4."""

@@ -1,16 +1,11 @@
 """A federation of real processes on this machine: server, SuperLink and clients, over TLS, for tests and measurements.
 
-Every process runs a `confide` command with its own memory and its own connection, and can be killed like any other.
-They are forked from one that has the modules loaded, which spares each the seconds of its imports.
+Every process runs a `confide` command with its own memory and its own connection (`support.warm`).
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import runpy
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.context import ForkServerProcess
@@ -19,9 +14,7 @@ from types import TracebackType
 
 from confide.deploy import keys
 from confide.errors import UserError
-
-_LOADED = ["confide.cli", "confide.runs.folder", "confide.report.page", "confide.deploy.deployment",
-           "confide.deploy.node", "confide.deploy.superlink", "dp_accounting"]  # fmt: skip
+from support import warm
 
 
 class Loopback:
@@ -34,8 +27,6 @@ class Loopback:
         self.server: ForkServerProcess | None = None
         self.clients: dict[int, ForkServerProcess] = {}
         self._begun: list[ForkServerProcess] = []
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(_LOADED)
 
     def __enter__(self) -> Loopback:
         return self
@@ -47,8 +38,7 @@ class Loopback:
 
     def confide(self, *words: object, log: str) -> ForkServerProcess:
         """Start `confide ...`; what it says goes to the end of a file."""
-        process = self._context.Process(target=_command, args=(list(map(str, words)), self.folder, self.log(log)))
-        process.start()
+        process = warm.start(*words, folder=self.folder, out=self.log(log))
         self._begun.append(process)
         return process
 
@@ -100,12 +90,3 @@ def free_port() -> int:
 def listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _command(words: list[str], folder: Path, log: Path) -> None:
-    with log.open("a") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    os.chdir(folder)
-    sys.argv = ["confide", *words]
-    runpy.run_module("confide", run_name="__main__")  # as `python -m confide` does

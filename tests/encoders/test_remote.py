@@ -9,8 +9,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -38,6 +36,7 @@ from confide.encoders.weights import is_url
 from confide.encoders.wire import Limits, dump, load
 from confide.errors import UserError
 from confide.retrieval import head
+from support import warm
 
 TOKEN = "a-token-only-for-tests"
 TEXTS = [
@@ -536,35 +535,13 @@ def test_what_is_fetched_is_checked_and_fetched_again_if_it_was_damaged(server: 
         remote.client.fetch("/tokeniser", "0" * 64, "tokenizer.json")
 
 
-_SERVE = "import sys; from confide.commands.encoder import app; app(sys.argv[1:])"
-
-
-@contextmanager
-def _process(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`confide encoder serve minilm` in a process, and its address."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", _SERVE, "serve", "minilm", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line.startswith("serving minilm ("), (line, process.stderr and process.stderr.read())
-        yield process, line.split()[-1]
-    finally:
-        process.kill()
-        process.wait()
-        for pipe in (process.stdout, process.stderr):
-            if pipe is not None:
-                pipe.close()
-
-
 def test_a_server_that_is_killed_in_the_middle_of_a_request_leaves_a_clear_error(
     local: Encoder, tmp_path: Path
 ) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text(f"# who: this test\n\n{TOKEN}\n")
-    with _process("--token-file", str(tokens), "--max-tokens", "60000") as (process, url):
+    words = ("--token-file", tokens, "--max-tokens", 60000, "--port", 0)
+    with warm.encoder_server("minilm", tmp_path, *words) as (process, url):
         remote = RemoteEncoder(EncoderSettings(source=url), patience=0.5)
         assert remote.identity == local.identity  # made by another process
         batch = remote.tokens(["many words " * 120] * 200)  # many seconds of work

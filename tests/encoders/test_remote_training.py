@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,8 @@ from confide.errors import UserError
 from confide.recipe import Recipe, parse
 from confide.run import Loop
 from confide.runs import checkpoint, folder
+from support import warm
+from support.loopback import free_port
 
 TOKEN = "a-token-only-for-tests"
 ROWS = [
@@ -32,26 +31,15 @@ ROWS = [
 
 
 @contextmanager
-def _server(model: Path, port: int) -> Iterator[subprocess.Popen[str]]:
+def _server(model: Path, port: int, place: Path) -> Iterator[ForkServerProcess]:
     """A real server process that is ready when this is entered."""
-    words = [sys.executable, "-m", "confide", "encoder", "serve", str(model), "--port", str(port)]
-    process = subprocess.Popen(
-        words, stdout=subprocess.PIPE, text=True, env={**os.environ, "CONFIDE_ENCODER_TOKEN": TOKEN}
-    )
-    try:
-        assert process.stdout is not None
-        assert "serving" in process.stdout.readline()
+    with warm.encoder_server(model, place, "--port", port, CONFIDE_ENCODER_TOKEN=TOKEN) as (process, _):
         yield process
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    return free_port()
 
 
 @pytest.fixture(autouse=True)
@@ -89,9 +77,9 @@ def recipe(tmp_path: Path) -> Callable[..., Recipe]:
     return make
 
 
-def _end(server: subprocess.Popen[str]) -> None:
+def _end(server: ForkServerProcess) -> None:
     server.kill()
-    server.wait()
+    server.join()
 
 
 @contextmanager
@@ -137,7 +125,7 @@ def test_a_run_against_a_server_leaves_the_model_of_the_local_encoder(
     # Another cache, or the server would never be asked for the vectors of texts.
     served = local.task.model_copy(update={"cache": tmp_path / "others"})
     folder.train(local, tmp_path / "local", quiet=True)
-    with _server(tiny_model("masked"), port):
+    with _server(tiny_model("masked"), port, tmp_path):
         encoder = served.encoder.model_copy(update={"source": f"http://127.0.0.1:{port}"})  # type: ignore[union-attr]
         remote = local.model_copy(update={"task": served.model_copy(update={"encoder": encoder})})
         summary = folder.train(remote, tmp_path / "remote", quiet=True)
@@ -150,12 +138,12 @@ def test_a_server_that_dies_in_a_round_and_comes_back_is_waited_for(
 ) -> None:
     model = tiny_model("masked")
     folder.train(recipe(model), tmp_path / "local", quiet=True)
-    with _server(model, port) as first:
+    with _server(model, port, tmp_path) as first:
         again: list[Any] = []
 
         def replace() -> None:
             _end(first)
-            again.append(_server(model, port))
+            again.append(_server(model, port, tmp_path))
             starting = threading.Thread(target=again[0].__enter__)
             starting.start()
             again.append(starting)
@@ -175,14 +163,15 @@ def test_a_server_that_dies_for_good_ends_the_run_with_a_clear_error_and_the_run
     model, place = tiny_model("masked"), tmp_path / "remote"
     folder.train(recipe(model), tmp_path / "local", quiet=True)
     with (
-        _server(model, port) as server,
+        _server(model, port, tmp_path) as server,
         _in_step(2, lambda: _end(server)),
         pytest.raises(UserError, match=r"does not answer .* after 0.5 s of trying again; .*`confide resume`"),
     ):
         folder.train(recipe(f"http://127.0.0.1:{port}"), place, quiet=True)
     assert checkpoint.load(place).state.step == 2
-    with _server(tiny_model("causal"), port), pytest.raises(UserError, match="the encoder changed since the run began"):
+    changed = pytest.raises(UserError, match="the encoder changed since the run began")
+    with _server(tiny_model("causal"), port, tmp_path), changed:
         folder.resume(place, quiet=True)
-    with _server(model, port):
+    with _server(model, port, tmp_path):
         assert folder.resume(place, quiet=True)["steps"] == 4
     _close(tmp_path / "local", place)

@@ -80,6 +80,7 @@ def check_same(run: Path, recipe: str) -> Loop:
     return alone
 
 
+@pytest.mark.slow
 def test_a_federation_with_a_killed_client_and_a_killed_server(tmp_path: Path) -> None:
     recipe, terms = written(tmp_path), ("--deadline", 10, "--minimum", 0.3)
     keys.make(tmp_path / "strange", 1, ["127.0.0.1"])
@@ -124,6 +125,7 @@ def test_local_noise_over_the_network_gives_the_model_and_the_ledger_of_one_proc
     assert sum(counts) == sum(len(alone.plan.cohort(step)) for step in range(4))
 
 
+@pytest.mark.slow
 def test_a_client_killed_in_a_round_of_distributed_trust_leaves_no_less_noise(tmp_path: Path) -> None:
     """Clients that hardly move make the model a sum of noises, whose deviation the ledger states."""
     text = RECIPE.replace("users: 3, dimension: 6", "users: 4, dimension: 2000").replace("cohort: 2", "cohort: 4")
@@ -135,7 +137,7 @@ def test_a_client_killed_in_a_round_of_distributed_trust_leaves_no_less_noise(tm
     with Loopback(tmp_path, 4) as here:
         for number in range(4):
             here.client(number, [number])
-        here.serve(recipe, "--wait-for", 4, "--deadline", 20, "--tries", 9)
+        here.serve(recipe, "--wait-for", 4, "--deadline", 10, "--tries", 9)
         here.wait(lambda: here.steps() >= 1)
         here.clients[3].kill()
         here.finish()
@@ -211,7 +213,9 @@ def queries_of_three(place: Path) -> str:
     return RETRIEVAL
 
 
-@pytest.mark.parametrize(("make", "ending"), [(speech_of_three, ""), (queries_of_three, ".csv")])
+@pytest.mark.parametrize(
+    ("make", "ending"), [pytest.param(speech_of_three, "", marks=pytest.mark.slow), (queries_of_three, ".csv")]
+)
 def test_clients_with_data_of_their_own_make_the_model_of_one_process(
     make: Callable[[Path], str], ending: str, tmp_path: Path, tiny_model: Callable[[str], Path]
 ) -> None:
@@ -220,6 +224,7 @@ def test_clients_with_data_of_their_own_make_the_model_of_one_process(
     check_same(run_three(tmp_path, recipe, lambda number: (recipe, "--data", f"data-{number}{ending}")), recipe)
 
 
+@pytest.mark.slow
 def test_the_plain_app_runs_on_a_stock_superlink_and_supernode(tmp_path: Path) -> None:
     """`flwr run`, with Flower's own programs around it, over TLS with certificates of `confide deploy keys`."""
     made = tmp_path / "keys"

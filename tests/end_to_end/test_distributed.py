@@ -404,6 +404,7 @@ def slow_straight(straight: Callable[..., Path]) -> Path:
     return straight(*SLOW)
 
 
+@pytest.mark.slow
 def test_ctrl_c_on_torchrun_stops_after_saving_and_the_run_ends_identically(
     tiny: str, slow_straight: Path, tmp_path: Path
 ) -> None:
@@ -422,6 +423,7 @@ def test_ctrl_c_on_torchrun_stops_after_saving_and_the_run_ends_identically(
     assert same(out, slow_straight)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 def test_torchrun_goes_on_by_itself_when_a_rank_is_killed_and_restarts_are_allowed(
     tiny: str, slow_straight: Path, tmp_path: Path

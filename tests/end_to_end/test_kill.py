@@ -11,11 +11,10 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from confide.recipe import Recipe
 from confide.report.page import write_report
 from confide.runs import checkpoint, folder, recording
 from confide.runs.recording import Recording
+from support import warm
 
 pytestmark = pytest.mark.usefixtures("no_figures_here")
 
@@ -305,12 +305,7 @@ def test_a_resumed_run_releases_the_same_value_under_the_entry_it_finds(wanted: 
 
 # Slow enough for signals to land in it, and of several parts, so that workers share it.
 SLOW = ["task.users=200", "task.dimension=200", "task.rank=5", "sampling.cohort=200", "evaluation.every=100"]
-SLOW += ["run={steps: 300, checkpoint_every: 20}", "privacy.accountant=rdp"]
-
-
-def words(*command: object, sets: list[str] | None = None) -> list[str]:
-    changes = [word for change in sets or [] for word in ("--set", change)]
-    return [sys.executable, "-m", "confide", *map(str, command), *changes]
+SLOW += ["run={steps: 120, checkpoint_every: 10}", "privacy.accountant=rdp"]
 
 
 @pytest.fixture(scope="module")
@@ -338,31 +333,38 @@ def records(out: Path) -> int:
 
 
 @contextmanager
-def started(*command: object, sets: list[str] | None = None) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        words(*command, sets=sets), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+def training(tiny: str, out: Path, *options: object) -> Iterator[ForkServerProcess]:
+    """A process that trains into a folder; what it prints and says is in files beside that."""
+    changes = [word for change in SLOW for word in ("--set", change)]
+    words = ("train", tiny, "--out", out, *options, *changes)
+    process = warm.start(*words, folder=out.parent, out=out.parent / "printed", err=out.parent / "said")
     try:
         yield process
     finally:
         process.kill()
-        process.communicate()
+        process.join()
 
 
-@pytest.mark.parametrize("instant", ["while it starts", "early in training", "late in training"])
+def send(process: ForkServerProcess, number: int) -> int | None:
+    """Send a signal and wait for the end, whose code is the answer."""
+    assert process.pid is not None
+    os.kill(process.pid, number)
+    process.join(60)
+    return process.exitcode
+
+
+@pytest.mark.parametrize(
+    ("least", "most"), [(0, 0), (1, 40), (41, 90)], ids=["while it starts", "early in training", "late in training"]
+)
 def test_a_process_killed_by_sigkill_at_a_random_instant_ends_identically(
-    instant: str, tiny: str, slow: Recipe, slow_straight: Path, tmp_path: Path
+    least: int, most: int, tiny: str, slow: Recipe, slow_straight: Path, tmp_path: Path
 ) -> None:
-    out, chance = tmp_path / "run", random.Random(instant)
-    with started("train", tiny, "--out", out, sets=SLOW) as process:
-        if instant == "while it starts":
-            time.sleep(chance.uniform(0.2, 2))
-        else:
-            least = chance.randint(1, 60) if instant == "early in training" else chance.randint(61, 200)
-            wait_for(lambda: records(out) >= least)
-            time.sleep(chance.uniform(0, 0.02))
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
+    out, chance = tmp_path / "run", random.Random(least)
+    steps = chance.randint(least, most)
+    with training(tiny, out) as process:
+        wait_for(lambda: out.exists() and records(out) >= steps)
+        time.sleep(chance.uniform(0, 0.02))
+        assert send(process, signal.SIGKILL) == -signal.SIGKILL
     assert not (out / folder.SUMMARY).exists()
     assert releases(out) >= steps_done(out)
     finish(out, slow)
@@ -373,16 +375,15 @@ def test_ctrl_c_stops_a_process_after_saving_and_says_how_to_go_on(
     tiny: str, slow: Recipe, slow_straight: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    with started("train", tiny, "--out", out, "--json", sets=SLOW) as process:
+    with training(tiny, out, "--json") as process:
         wait_for(lambda: records(out) >= 5)
-        process.send_signal(signal.SIGINT)
-        printed, said = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert printed == ""
+        assert send(process, signal.SIGINT) == 130
+    assert (tmp_path / "printed").read_text() == ""
+    said = (tmp_path / "said").read_text()
     assert f"`confide resume {out}`" in said
     assert "Traceback" not in said
     step = checkpoint.load(out).state.step
-    assert f"stopped after step {step} of 300" in said
+    assert f"stopped after step {step} of 120" in said
     assert records(out) == releases(out) == step
     finish(out, slow)
     assert ends_like(out, slow_straight)
@@ -424,17 +425,18 @@ def status(process: int) -> dict[str, str]:
     return {} if about["State"].startswith("Z") else about
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 def test_workers_do_not_outlive_a_killed_parent_and_its_run_ends_identically(
     tiny: str, slow: Recipe, slow_straight: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    with started("train", tiny, "--out", out, "--workers", 2, sets=SLOW) as process:
+    with training(tiny, out, "--workers", 2) as process:
         wait_for(lambda: records(out) >= 5)
+        assert process.pid is not None
         workers = children(process.pid)
         assert len(workers) >= 2
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        send(process, signal.SIGKILL)
         wait_for(lambda: not any(status(worker) for worker in workers), seconds=20)
     assert releases(out) >= steps_done(out)
     finish(out, slow)

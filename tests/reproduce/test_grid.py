@@ -237,6 +237,7 @@ def smaller(monkeypatch: pytest.MonkeyPatch, *changes: str) -> None:
     monkeypatch.setattr(norm, "load", lambda name, overrides: load(name, [*changes, *overrides]))
 
 
+@pytest.mark.usefixtures("warm_processes")
 def test_the_quadratics_are_reproduced_with_rows_claims_and_figures_and_quickly_the_second_time(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ def test_the_noise_of_a_cell_is_the_papers_sigma_on_the_average() -> None:
     assert (found.privacy.noise_scale, found.privacy.placement) == (1e-3, "average")
 
 
+@pytest.mark.usefixtures("warm_processes")
 @pytest.mark.usefixtures("no_figures")
 def test_a_table_trains_its_seed_once_and_keeps_its_cells(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [

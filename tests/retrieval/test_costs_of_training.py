@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,21 +49,9 @@ def test_messages_sorted_by_length_have_a_third_less_to_encode(
     assert whole / cut >= 1.3
 
 
-def test_kept_states_make_an_epoch_much_faster_than_the_encoder(
-    real_encoder: Callable[..., Encoder], tmp_path: Path
-) -> None:
-    """A hundred times and more is measured by the benchmark; here a tenth of that, in processor time, has to hold."""
+def test_an_epoch_over_kept_states_computes_nothing(real_encoder: Callable[..., Encoder], tmp_path: Path) -> None:
+    """`benchmarks/retrieval.py` measures what that is in seconds."""
     encoder = real_encoder("minilm", "mean")
-    states = hidden_states(encoder, TEXTS * 4, tmp_path, quiet=True)
-    ways: dict[str, Callable[[], object]] = {
-        "kept": lambda: states.rows(np.arange(16)),
-        "encoder": lambda: encoder.hidden(encoder.tokens(TEXTS * 4)),
-    }
-    spent = {}
-    for name, run in ways.items():
-        began = time.process_time()
-        with torch.no_grad():
-            for _ in range(3):
-                run()
-        spent[name] = time.process_time() - began
-    assert spent["encoder"] > 10 * spent["kept"]
+    first = _operations(lambda: hidden_states(encoder, TEXTS * 4, tmp_path, quiet=True))
+    assert first >= _operations(lambda: encoder.hidden(encoder.tokens(TEXTS))) > 0
+    assert _operations(lambda: hidden_states(encoder, TEXTS * 4, tmp_path, quiet=True).rows(np.arange(16))) == 0

@@ -37,11 +37,14 @@ def test_every_recipe_runs_on_minilm_and_says_how_to_change_that(name: str) -> N
 def test_every_option_that_a_recipe_advises_is_one(name: str) -> None:
     """The lines of comments name values for --set; those of one sentence belong together."""
     text = " ".join(line[1:] for line in shipped()[name].read_text().splitlines() if line.startswith("#"))
+    advised = 0
     for sentence in re.split(r"[.;:,] (?=[A-Z`])|; ", text):
         pairs = re.findall(r"--set (?:'([^']+)'|(\S+?)[,.;`)]?(?= |$))", sentence)
         words = [quoted or plain for quoted, plain in pairs]
         if words:
-            load(name, words)
+            assert load(name, words).digest != load(name).digest, words
+        advised += len(words)
+    assert advised == text.count("--set ") > 0
 
 
 @pytest.mark.parametrize("name", ["retrieval/sms-federated", "retrieval/sms-local-dp"])

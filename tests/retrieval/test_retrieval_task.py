@@ -253,6 +253,7 @@ def test_a_run_learns_to_retrieve(finished: Path) -> None:
     assert folder.summary_of(finished)["epsilon"] is None
 
 
+@pytest.mark.usefixtures("warm_processes")
 def test_two_workers_give_the_very_model_of_one(finished: Path, place: Path, minilm: str) -> None:
     folder.train(parse(document(minilm, place / "states")), place / "two", workers=2, quiet=True)
     assert (place / "two" / "model.safetensors").read_bytes() == (finished / "model.safetensors").read_bytes()

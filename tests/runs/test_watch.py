@@ -80,21 +80,23 @@ def test_half_a_line_waits_for_its_rest_and_a_run_taken_up_again_is_read_anew(tm
 
 
 def test_looking_at_a_run_does_not_keep_a_process_from_working_in_it(tmp_path: Path, tiny: str) -> None:
-    run, stop = tmp_path / "run", threading.Event()
+    run, stop, seen = tmp_path / "run", threading.Event(), set[bool]()
     run.mkdir()
     (run / ".lock").touch()
 
     def look() -> None:
         while not stop.is_set():
-            watch.busy(run)
+            seen.add(watch.busy(run))
 
     thread = threading.Thread(target=look)
     thread.start()
     try:
-        folder.train(recipe.load(tiny), run, quiet=True)
+        summary = folder.train(recipe.load(tiny), run, quiet=True)
     finally:
         stop.set()
         thread.join()
+    assert summary["steps"] == 6
+    assert True in seen
 
 
 def test_ctrl_c_ends_the_watching_and_changes_nothing(tmp_path: Path, tiny: str) -> None:

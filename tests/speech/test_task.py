@@ -260,6 +260,7 @@ def test_a_run_trains_on_the_features_that_it_asks_for(place: Path, features: di
     assert np.isfinite(loop.task.evaluate(loop.layout.views(state.parameters))["test_loss"])
 
 
+@pytest.mark.usefixtures("warm_processes")
 def test_two_workers_train_the_same_model_as_one(place: Path, finished: Path, tmp_path: Path) -> None:
     folder.train(parse(document(place)), tmp_path / "two", workers=2, quiet=True)
     assert (tmp_path / "two" / folder.MODEL).read_bytes() == (finished / folder.MODEL).read_bytes()

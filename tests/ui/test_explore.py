@@ -149,22 +149,7 @@ def test_a_larger_cohort_keeps_the_noise_per_user(page: Any) -> None:
 def test_an_impossible_plan_is_explained(page: Any) -> None:
     script = "const e = document.getElementById('n-cohort'); e.value = '9e6'; e.dispatchEvent(new Event('change'));"
     page.execute_script(script)
-    until(lambda: "larger than the population" in text(page, "meaning"))
-
-
-def test_known_rows_are_answered_in_under_300_milliseconds(page: Any) -> None:
-    script = """
-    const done = arguments[arguments.length - 1], times = [];
-    const path = 'api/plan?noise_multiplier=1&cohort=100&population=10000&rounds=100&delta=1e-6';
-    (async () => {
-      for (let i = 0; i < 6; i++) {
-        const began = performance.now();
-        await (await fetch(path)).json();
-        times.push(performance.now() - began);
-      }
-      done(Math.min(...times.slice(1)));
-    })();"""
-    assert page.execute_async_script(script) < 300
+    assert "cohort=9000000" in until(lambda: "larger than the population" in (said := text(page, "meaning")) and said)
 
 
 def test_runs_are_chosen_and_compared_by_keyboard(page: Any, server: Server) -> None:

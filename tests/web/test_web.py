@@ -89,15 +89,17 @@ def _ask(
     return answer.status, content
 
 
-def _seconds_until_closed(line: socket.socket) -> float:
-    began = time.monotonic()
-    line.settimeout(20)
+def _is_closed(line: socket.socket) -> bool:
+    """Whether the server ends the connection, and not only after the minute that it waits for the silent by default."""
+    line.settimeout(30)
     try:
         while line.recv(2**20):
             pass
     except ConnectionResetError:
         pass
-    return time.monotonic() - began
+    except TimeoutError:
+        return False
+    return True
 
 
 def _sent_until_closed(line: socket.socket, part: bytes, pause: float) -> int:
@@ -119,7 +121,7 @@ def _sent_until_closed(line: socket.socket, part: bytes, pause: float) -> int:
 def test_a_client_that_falls_silent_is_cut_off(hasty: WebServer, said: bytes) -> None:
     with socket.create_connection(hasty.address) as line:
         line.sendall(said)
-        assert _seconds_until_closed(line) < 5
+        assert _is_closed(line)
     assert _ask(hasty, "GET", "/slow") == (200, b"done")  # a long computation is not silence of the client
 
 
@@ -160,7 +162,7 @@ def test_too_many_connections_get_503_and_far_too_many_are_dropped(monkeypatch: 
         assert busy.getresponse().status == 503
         busy.close()
         lines = [held.enter_context(socket.create_connection(server.address)) for _ in range(4)]
-        assert _seconds_until_closed(lines[-1]) < 5
+        assert _is_closed(lines[-1])
         assert len(server.server_state.connections) <= 6
 
 
@@ -211,8 +213,8 @@ def test_stopping_lets_a_request_finish_and_drops_the_idle(server: WebServer) ->
         time.sleep(0.2)
         other.stop()
         assert late.getresponse().read() == b"done"
-        began = time.monotonic()
-    assert time.monotonic() - began < 5
+        assert idle.sock is not None
+        assert _is_closed(idle.sock)
     idle.close()
     late.close()
 
