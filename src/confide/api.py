@@ -311,7 +311,7 @@ def _folder_of(run: str | Path | Run) -> Path:
 
 
 def _words(sets: Sets) -> list[str]:
-    """As --set has them; JSON is YAML too."""
+    """Write changes to a recipe as --set takes them. Values become JSON, which is YAML too."""
     if isinstance(sets, str):
         raise UserError(f"sets={sets!r}: expected a mapping, or a list of SECTION.KEY=VALUE")
     if isinstance(sets, Mapping):
