@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import json
 import re
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 import confide
+from confide import recipe as confide_recipe
 
 PAGE = (Path(__file__).parents[1] / "docs" / "api.md").read_text()
 LISTED = re.findall(r"^::: (confide[\w.]+)$", PAGE, flags=re.MULTILINE)
@@ -61,3 +63,8 @@ def test_the_docstring_of_a_public_function_names_every_argument_and_what_comes_
     for argument in inspect.signature(function).parameters:
         assert re.search(rf"^ +{argument}: ", text, flags=re.MULTILINE), f"{name} does not say what {argument} is"
     assert "Returns:" in text
+
+
+def test_the_examples_stay_out_of_the_schema_of_a_recipe() -> None:
+    assert ">>>" in (confide_recipe.Recipe.__doc__ or "")
+    assert ">>>" not in json.dumps(confide_recipe.schema())

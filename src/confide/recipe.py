@@ -65,10 +65,11 @@ class Run(Section):
 
 
 class Recipe(Section):
-    """Everything that decides one run: a checked document with one section per part.
+    """One run.
 
-    `load` makes one from YAML and `parse` from a mapping; both report all problems together. A recipe does not change
-    after it was checked. `digest` names the run: two recipes with the same digest give the same model.
+    A recipe has a section for each part of a run. `load` makes one from YAML and `parse` from a mapping; both report
+    all problems together. A recipe does not change after it was checked. `digest` names the run: two recipes with the
+    same digest give the same model.
 
     Examples:
         >>> from confide.recipe import load
@@ -158,7 +159,12 @@ def shipped() -> dict[str, Traversable]:
 
 @cache
 def schema() -> dict[str, Any]:
-    return Recipe.model_json_schema()
+    """The JSON Schema of a recipe. The first paragraph of a section's docstring describes it there."""
+    found = Recipe.model_json_schema()
+    for part in (found, *found["$defs"].values()):
+        if "description" in part:
+            part["description"] = part["description"].partition("\n\n")[0]
+    return found
 
 
 def _read(name: str) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class Adaptive(Section):
 
 
 class Bounding(Section):
-    """The section `bounding` of a recipe: how each user's update is bounded before it leaves the user.
+    """How each user's update is bounded before it leaves the user.
 
     Examples:
         >>> from confide.federated.bounding import Bounding
