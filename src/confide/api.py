@@ -32,16 +32,30 @@ Sets = Mapping[str, Any] | Sequence[str]
 
 @dataclass(frozen=True)
 class Run:
-    """The folder of a run."""
+    """A run on disk, finished or not; `train`, `resume` and `load` return one.
+
+    Args:
+        folder: the run's folder. Everything else is read from it when it is asked for.
+
+    Examples:
+        >>> import confide
+        >>> run = confide.train("convex/digits", "runs/digits", {"run.steps": 5})
+        >>> run.finished, len(run.records), sorted(run.model)
+        (True, 5, ['bias', 'weight'])
+        >>> run.epsilon == run.ledger["epsilon"]
+        True
+    """
 
     folder: Path
 
     @property
     def recipe(self) -> Recipe:
+        """The recipe that the run was started with."""
         return runs.held_recipe(self.folder)
 
     @property
     def finished(self) -> bool:
+        """Whether the run has ended and written its summary."""
         return (self.folder / runs.SUMMARY).exists()
 
     @property
@@ -53,12 +67,13 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, float | None]:
+        """The evaluation of the final model, by name."""
         found: dict[str, float | None] = self.summary["metrics"]
         return found
 
     @property
     def epsilon(self) -> float | None:
-        """None where there is no guarantee."""
+        """The epsilon that the run spent; None if it gives no guarantee."""
         found: float | None = self.summary["epsilon"]
         return found
 
@@ -73,7 +88,7 @@ class Run:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """One for every central step so far."""
+        """What was recorded of every central step so far."""
         return read_json_lines(self.folder / runs.METRICS)
 
     @property
@@ -83,7 +98,7 @@ class Run:
 
     @property
     def report(self) -> Path:
-        """The run's page, written again."""
+        """Write the run's page again, and say where it is."""
         from confide.report.page import write_report
 
         return write_report(self.folder, self.recipe, runs.summary_if_finished(self.folder))
@@ -96,7 +111,30 @@ def train(
     workers: int = 1,
     quiet: bool = True,
 ) -> Run:
-    """`confide train RECIPE --out OUT --set ...`: a recipe by name, by file, as a document, or already checked."""
+    """Start a run and see it through, as `confide train RECIPE --out OUT --set ...` does.
+
+    Call it from the main thread: it handles Ctrl-C as the command does.
+
+    Args:
+        recipe: the name of a shipped recipe, the path of a file, a document (a mapping), or a checked `Recipe`.
+        out: the folder for the run. It must be new, or hold this very run, finished, which is then returned.
+        sets: changes to a recipe given by name or path: `{"run.steps": 5}` or `["run.steps=5"]`.
+        workers: how many processes train clients. The model is the same for any number.
+        quiet: whether to leave out the progress bar.
+
+    Returns:
+        The run, finished.
+
+    Raises:
+        UserError: the recipe or the folder cannot be used; the message says what to change.
+        Stopped: somebody pressed Ctrl-C; everything is saved, and `resume` goes on.
+
+    Examples:
+        >>> import confide
+        >>> run = confide.train("convex/digits", "runs/train", {"run.steps": 5, "privacy.target_epsilon": 2})
+        >>> run.finished, run.epsilon <= 2
+        (True, True)
+    """
     if isinstance(recipe, Recipe):
         if sets:
             raise UserError(
@@ -116,7 +154,22 @@ def train(
 
 
 def resume(run: str | Path, workers: int = 1, quiet: bool = True) -> Run:
-    """`confide resume RUN`."""
+    """Go on with a run that was stopped or killed, as `confide resume RUN` does.
+
+    Args:
+        run: the run's folder.
+        workers: how many processes train clients. It need not be the number that the run began with.
+        quiet: whether to leave out the progress bar.
+
+    Returns:
+        The run, finished, with the model that it would have had without the stop.
+
+    Examples:
+        >>> import confide
+        >>> first = confide.train("convex/digits", "runs/resume", {"run.steps": 5})
+        >>> confide.resume("runs/resume").metrics == first.metrics  # finished already: nothing is done
+        True
+    """
     from confide.report.page import write_report
 
     runs.resume(Path(run), workers, quiet, page=write_report)
@@ -124,7 +177,20 @@ def resume(run: str | Path, workers: int = 1, quiet: bool = True) -> Run:
 
 
 def load(run: str | Path) -> Run:
-    """A run by its folder, finished or not."""
+    """Open a run by its folder, finished or not.
+
+    Args:
+        run: the run's folder.
+
+    Returns:
+        The run. Nothing but its recipe is read yet.
+
+    Examples:
+        >>> import confide
+        >>> _ = confide.train("convex/digits", "runs/load", {"run.steps": 5, "run.seed": 7})
+        >>> confide.load("runs/load").recipe.run.seed
+        7
+    """
     runs.held_recipe(Path(run))
     return Run(Path(run))
 
@@ -132,7 +198,23 @@ def load(run: str | Path) -> Run:
 def evaluate(
     run: str | Path | Run, corpus: str | None = None, sets: Sets = (), language_model: str | Path | None = None
 ) -> dict[str, Any]:
-    """`confide evaluate RUN --json`."""
+    """Evaluate a run's model again, as `confide evaluate RUN` does.
+
+    Args:
+        run: a run, or its folder.
+        corpus: for speech, another corpus to test on, by its kind.
+        sets: for speech, changes to that corpus: `{"share": 10}` or `["share=10"]`.
+        language_model: for speech, the ARPA file of an n-gram model for beam search.
+
+    Returns:
+        What `--json` prints: the metrics, with the interval of the one that sums the task up.
+
+    Examples:
+        >>> import confide
+        >>> run = confide.train("convex/digits", "runs/evaluate", {"run.steps": 5})
+        >>> confide.evaluate(run)["metrics"]["accuracy"] == run.metrics["accuracy"]
+        True
+    """
     from confide.runs import evaluation
 
     arpa = None if language_model is None else Path(language_model)
@@ -140,7 +222,21 @@ def evaluate(
 
 
 def compare(*folders: str | Path | Run) -> Comparison:
-    """`confide compare RUN...`."""
+    """Compare finished runs, as `confide compare RUN RUN ...` does.
+
+    Args:
+        folders: two or more runs, or their folders.
+
+    Returns:
+        A comparison. Its `to_json()` is what `--json` prints: each run's metric with its interval, and for each pair
+        on the same test set the difference, its interval and whether it is real.
+
+    Examples:
+        >>> import confide
+        >>> runs = [confide.train("convex/digits", f"runs/{s}", {"run.steps": 5, "run.seed": s}) for s in (0, 1)]
+        >>> len(confide.compare(*runs).to_json()["pairs"])
+        1
+    """
     from confide.runs import comparison
 
     return comparison.compare([_folder_of(each) for each in folders])
@@ -157,7 +253,32 @@ def plan(
     target_epsilon: float | None = None,
     accountant: Accountant = "pld",
 ) -> Answer:
-    """`confide plan ...`: leave out one of noise, cohort, population, rounds and target_epsilon, and get it."""
+    """Find the one number that is left out, as `confide plan` does.
+
+    Leave out exactly one of `target_epsilon`, the noise, `cohort`, `population` and `rounds`.
+
+    Args:
+        delta: delta of the guarantee.
+        cohort: how many users a central step expects.
+        population: how many users there are.
+        rounds: how many central steps are released.
+        noise_multiplier: z, the noise on the sum in units of one user's largest contribution.
+        noise_per_user: the noise in the other way: s = z / cohort, on the average. Give at most one of the two.
+        target_epsilon: the epsilon to stay within.
+        accountant: which accountant searches, `"pld"` or `"rdp"`. The answer states epsilon by both.
+
+    Returns:
+        An answer: `point` has all numbers, `epsilon` the epsilon by each accountant, `to_json()` what `--json` prints.
+
+    Raises:
+        UserError: none or several were left out, or no value stays within the target.
+
+    Examples:
+        >>> import confide
+        >>> answer = confide.plan(target_epsilon=2, cohort=100, population=10_000, rounds=50, delta=1e-6)
+        >>> answer.asked, round(answer.point.noise_multiplier, 2)
+        ('noise', 0.77)
+    """
     from confide.privacy import planner
 
     noisy = noise_multiplier is not None or noise_per_user is not None
@@ -190,7 +311,7 @@ def _folder_of(run: str | Path | Run) -> Path:
 
 
 def _words(sets: Sets) -> list[str]:
-    """As --set has them; JSON is YAML too."""
+    """Write changes to a recipe as --set takes them. Values become JSON, which is YAML too."""
     if isinstance(sets, str):
         raise UserError(f"sets={sets!r}: expected a mapping, or a list of SECTION.KEY=VALUE")
     if isinstance(sets, Mapping):

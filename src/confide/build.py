@@ -49,8 +49,26 @@ def make_loop(
 ) -> Loop:
     """Build everything that a run is made of, and check it.
 
-    `open_ledger` gets the ledger's first line; without it the ledger stays in memory, for a simulation that nobody else
-    sees. `here` is rank 0 of several, if any; `remote` makes the engine of a deployment.
+    Args:
+        recipe: what to run.
+        open_ledger: opens the ledger, given its first line. Without it the ledger stays in memory, which is for a
+            simulation that nobody else sees.
+        workers: how many processes train clients.
+        task: takes the place of the recipe's own task, for example one that is kept between runs.
+        here: the place of this process, where torchrun started several.
+        remote: makes the engine of a deployment.
+
+    Returns:
+        A loop. `start()` gives the first state, and `step(state)` makes one central step, in place.
+
+    Examples:
+        >>> from confide.build import make_loop
+        >>> from confide.recipe import load
+        >>> loop = make_loop(load("convex/digits"))
+        >>> state = loop.start()
+        >>> step = loop.step(state)
+        >>> state.step, loop.ledger.count
+        (1, 1)
     """
     torch.set_num_threads(1)
     task = task or make_task(recipe.task, recipe.run.seed)

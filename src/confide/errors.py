@@ -18,11 +18,33 @@ MODULES = {
 
 
 class UserError(Exception):
-    """Something given from outside is wrong: a recipe, a file, a folder, an option."""
+    """Something given from outside is wrong: a recipe, a file, a folder, an option.
+
+    The message says what was given, what was expected and what to do. The command line prints it and exits with 2.
+
+    Examples:
+        >>> import confide
+        >>> try:
+        ...     confide.train("convex/digit", "runs/wrong")
+        ... except confide.UserError as error:
+        ...     print(str(error).partition(";")[2])
+         did you mean 'convex/digits'?; see `confide recipe list`
+    """
 
 
 class Stopped(Exception):
-    """Somebody asked the program to stop; everything is saved."""
+    """Somebody asked the program to stop. Everything is saved, and `resume` goes on.
+
+    Examples:
+        >>> import confide
+        >>> def train_or_say(recipe: str, out: str) -> None:
+        ...     try:
+        ...         confide.train(recipe, out)
+        ...     except confide.Stopped as stop:  # Ctrl-C
+        ...         print(stop)
+        >>> issubclass(confide.Stopped, confide.UserError)
+        False
+    """
 
 
 def require(extra: str, what: str) -> None:

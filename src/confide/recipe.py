@@ -65,7 +65,18 @@ class Run(Section):
 
 
 class Recipe(Section):
-    """One run."""
+    """One run.
+
+    A recipe has a section for each part of a run. `load` makes one from YAML and `parse` from a mapping; both report
+    all problems together. A recipe does not change after it was checked. `digest` names the run: two recipes with the
+    same digest give the same model.
+
+    Examples:
+        >>> from confide.recipe import load
+        >>> recipe = load("convex/digits")
+        >>> recipe.task.kind, recipe.run.steps, len(recipe.digest)
+        ('convex/logistic', 100, 16)
+    """
 
     description: str = Field("", description="one line for `confide recipe list`")
     task: TaskSettings
@@ -97,7 +108,23 @@ class Recipe(Section):
 
 
 def load(name: str, overrides: Iterable[str] = ()) -> Recipe:
-    """A recipe by the name of a shipped one or by path, with `section.key=value` overrides."""
+    """Read a recipe and check it, before anything is done with it.
+
+    Args:
+        name: the name of a shipped recipe (`confide recipe list`), or the path of a YAML file.
+        overrides: changes, each `section.key=value`, as `--set` takes them.
+
+    Returns:
+        The recipe, with every default filled in.
+
+    Raises:
+        UserError: one message that lists everything that is wrong.
+
+    Examples:
+        >>> from confide.recipe import load
+        >>> load("convex/digits", ["run.steps=5", "privacy.target_epsilon=2"]).run.steps
+        5
+    """
     document = _read(name)
     for override in overrides:
         _apply(document, override)
@@ -132,7 +159,12 @@ def shipped() -> dict[str, Traversable]:
 
 @cache
 def schema() -> dict[str, Any]:
-    return Recipe.model_json_schema()
+    """The JSON Schema of a recipe. The first paragraph of a section's docstring describes it there."""
+    found = Recipe.model_json_schema()
+    for part in (found, *found["$defs"].values()):
+        if "description" in part:
+            part["description"] = part["description"].partition("\n\n")[0]
+    return found
 
 
 def _read(name: str) -> dict[str, Any]:

@@ -60,7 +60,15 @@ class Adaptive(Section):
 
 
 class Bounding(Section):
-    """How each user's update is bounded before it leaves the user."""
+    """How each user's update is bounded before it leaves the user.
+
+    Examples:
+        >>> from confide.federated.bounding import Bounding
+        >>> Bounding(rule="per_layer_clip", bound=0.5, split="dim").problems()
+        []
+        >>> Bounding(rule="clip").problems()
+        ['bounding.bound: required with rule clip, a number above 0']
+    """
 
     rule: Name = Field(
         "clip", description="which rule bounds a user's update; python: a function of yours, held to the bound"
@@ -128,7 +136,20 @@ class Bounding(Section):
 
 @dataclass(frozen=True)
 class Bounder:
-    """A rule made ready for a model: norms in, factors out, and the sensitivity that they ensure."""
+    """A rule made ready for a model: it turns norms into factors, and knows the sensitivity that they ensure.
+
+    `bounder(settings, layout)` makes one.
+
+    Examples:
+        >>> import torch
+        >>> from confide.federated.bounding import Bounding, bounder
+        >>> from confide.federated.parameters import Layout
+        >>> layout = Layout.of({"weight": torch.zeros(3, 4), "bias": torch.zeros(3)})
+        >>> rule = bounder(Bounding(rule="clip", bound=1.0), layout)
+        >>> norms = torch.tensor([[3.0, 4.0]])  # (users, tensors): one user whose update has norm 5
+        >>> rule.sensitivity, round(float((norms * rule.factors(norms)).norm()), 4)
+        (1.0, 1.0)
+    """
 
     rule: str
     sensitivity: float

@@ -19,7 +19,18 @@ from confide.settings import Section
 
 
 class Task(Protocol):
-    """A learning problem split over users."""
+    """What the loop asks of a learning problem that is split over users.
+
+    A task of your own has `name`, `metric`, `examples`, `initial_parameters`, `batch`, `loss` and `evaluate`;
+    `BasicTask` has the other members.
+
+    Examples:
+        >>> from confide.build import make_task
+        >>> from confide.recipe import load
+        >>> task = make_task(load("convex/digits").task, seed=0)
+        >>> task.name, task.metric, len(task.examples)
+        ('convex/logistic', 'accuracy', 287)
+    """
 
     @property
     def name(self) -> str: ...
@@ -82,7 +93,31 @@ class Task(Protocol):
 
 
 class BasicTask:
-    """Members that most tasks inherit: begin with the fresh model, leave nothing out, have no short cut."""
+    """The base of a task of your own: it has every member of `Task` that most tasks need not write.
+
+    A run begins with the fresh model, no data are left out, and there is no short cut.
+
+    Examples:
+        >>> import numpy as np, torch
+        >>> from confide.federated.task import BasicTask
+        >>> class Means(BasicTask):
+        ...     name, metric = "means", "distance"
+        ...     examples = np.full(30, 5)  # 30 users with 5 numbers each
+        ...     def initial_parameters(self):
+        ...         return {"mean": torch.zeros(1)}
+        ...     def batch(self, user, examples, draw):
+        ...         return (torch.full((5,), user / 30),)
+        ...     def loss(self, parameters, batch):
+        ...         return (parameters["mean"] - batch[0]).square().mean()
+        ...     def evaluate(self, parameters):
+        ...         return {"distance": float((parameters["mean"] - 0.5).abs())}
+        >>> from confide.recipe import load
+        >>> from confide.runs.simulation import simulate
+        >>> recipe = load("convex/digits", ["run.steps=5", "sampling.cohort=10"])
+        >>> loop, state = simulate(recipe, Means())
+        >>> sorted(loop.layout.views(loop.final.model(state)))
+        ['mean']
+    """
 
     left_out: Mapping[str, int] = {}
 

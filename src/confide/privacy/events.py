@@ -46,7 +46,17 @@ ADJACENCY: dict[Sampler, str] = {
 
 @dataclass(frozen=True)
 class Event:
-    """One noisy sum over a sampled cohort. A noise multiplier of 0 is a release without any guarantee."""
+    """What one noisy sum over a sampled cohort costs. A noise multiplier of 0 is a release without any guarantee.
+
+    Examples:
+        >>> from confide.privacy.accountant import epsilon
+        >>> from confide.privacy.events import Event
+        >>> step = Event("poisson", rate=0.01, cohort=100, population=10_000, noise_multiplier=1.0, sensitivity=0.5)
+        >>> step.adjacency
+        'add-or-remove one user'
+        >>> round(epsilon([step] * 100, delta=1e-6, accountant="pld"), 2)
+        0.95
+    """
 
     sampler: Sampler
     rate: float

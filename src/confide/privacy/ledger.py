@@ -42,7 +42,21 @@ class Entry:
 
 @dataclass
 class Ledger:
-    """The lines of one run. `path` None keeps them in memory: a simulation that nobody else sees."""
+    """The releases of one run, each written before it is made. `path` None keeps the lines in memory.
+
+    `create` begins a ledger, `read` checks one from disk line by line, `record` writes a release, and `charged` lists
+    the events that an accountant composes.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from confide.privacy.events import Event
+        >>> from confide.privacy.ledger import Ledger
+        >>> ledger = Ledger.create(Path("ledger.jsonl"), {"recipe": "an example"})
+        >>> ledger.record(0, Event("everyone", 1.0, 10, 10, 2.0, 1.0), environment="here")  # the first attempt
+        0
+        >>> [event.noise_multiplier for event in Ledger.read(Path("ledger.jsonl")).charged()]
+        [2.0]
+    """
 
     path: Path | None
     header: dict[str, Any]

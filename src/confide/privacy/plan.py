@@ -30,7 +30,22 @@ CURVE_POINTS = 10
 
 @dataclass(frozen=True)
 class Plan:
-    """Sampler, mechanism and guarantee of a run."""
+    """Sampler, mechanism and guarantee of a run, made together by `make_plan` so that they cannot disagree.
+
+    `cohort(step)` draws the users of a step, `mechanism` adds the noise, `event` is what one step costs, and
+    `epsilon(charges)` is what so many steps cost.
+
+    Examples:
+        >>> import numpy as np
+        >>> from confide.privacy.mechanisms import Privacy
+        >>> from confide.privacy.plan import make_plan
+        >>> from confide.privacy.sampling import Sampling
+        >>> privacy = Privacy(mechanism="gaussian", target_epsilon=2, delta=1e-5)
+        >>> weights = np.full(1000, 1 / 1000)
+        >>> plan = make_plan(privacy, Sampling(kind="poisson", cohort=100), weights, bound=1.0, steps=20, seed=0)
+        >>> plan.rate, plan.epsilon(20) <= 2
+        (0.1, True)
+    """
 
     seed: int
     steps: int

@@ -7,6 +7,12 @@ them and never exceeds the target: noise and population are rounded up, rounds a
 The noise can be held in two ways while the cohort S changes (PFL-ASR appendix H.1): a fixed multiplier z of the sum's
 noise, or a fixed noise s on the average, PFL-ASR's sigma_DP, for which z = s S. With z fixed a larger cohort costs
 privacy; with s fixed it saves privacy, because the noise on the sum grows with it: there the cohort is rounded up.
+
+Examples:
+    >>> from confide.privacy import planner
+    >>> answer = planner.epsilon(planner.Noise(multiplier=1.0), 100, population=10_000, rounds=100, delta=1e-6)
+    >>> {name: round(value, 2) for name, value in answer.epsilon.items()}
+    {'rdp': 1.51, 'pld': 0.95}
 """
 
 from __future__ import annotations

@@ -74,7 +74,24 @@ def train(
 ) -> dict[str, Any]:
     """Start a run in a new folder and see it through. A folder that holds this run, finished, answers at once.
 
-    `here` is rank 0 where torchrun started several; `page` writes the page that the run leaves behind.
+    Args:
+        wanted: what to run.
+        folder: where to keep it.
+        workers: how many processes train clients.
+        quiet: whether to leave out the progress bar.
+        here: the place of this process, where torchrun started several.
+        deployed: the task and the engine of a run whose users are on other machines.
+        page: writes the page that the run leaves behind (`confide.report.page.write_report`).
+
+    Returns:
+        The summary, which is also in `summary.json`.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from confide.recipe import load
+        >>> from confide.runs.folder import train
+        >>> train(load("convex/digits", ["run.steps=5"]), Path("runs/folder-train"), quiet=True)["steps"]
+        5
     """
     if (folder / RECIPE).exists():
         held = held_recipe(folder)
@@ -112,7 +129,18 @@ def resume(
     deployed: Deployed | None = None,
     page: WritePage | None = None,
 ) -> dict[str, Any]:
-    """Go on with a run that was stopped or killed; it ends as if it had not been."""
+    """Go on with a run that was stopped or killed; it ends with the model that it would have had without the stop.
+
+    The arguments are those of `train`, and so is what comes back. A run that has finished answers at once.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from confide.recipe import load
+        >>> from confide.runs.folder import resume, train
+        >>> summary = train(load("convex/digits", ["run.steps=5"]), Path("runs/folder-resume"), quiet=True)
+        >>> resume(Path("runs/folder-resume")) == summary
+        True
+    """
     wanted = held_recipe(folder)
     if (folder / SUMMARY).exists():
         return summary_of(folder)

@@ -17,14 +17,21 @@ def simulate(
 ) -> tuple[Loop, State]:
     """Make a whole run in memory: nothing is written, and nothing is released to anybody.
 
-    `task` takes the place of the recipe's own, for example one that is kept between runs. `watch` gets the loop, the
-    state and the record of every step. The loop and the state after the last step come back; the final model is
-    `loop.final.model(state)`.
+    Args:
+        recipe: what to run.
+        task: takes the place of the recipe's own task, for example one that is kept between runs.
+        watch: is called after every step with the loop, the state and the record of the step.
 
-    >>> from confide.recipe import load
-    >>> loop, state = simulate(load("convex/digits", ["run.steps=5"]))
-    >>> state.step
-    5
+    Returns:
+        The loop, and the state after the last step. The final model, as one vector, is `loop.final.model(state)`;
+        `loop.layout.views` has its tensors by name.
+
+    Examples:
+        >>> from confide.recipe import load
+        >>> from confide.runs.simulation import simulate
+        >>> loop, state = simulate(load("convex/digits", ["run.steps=5"]))
+        >>> state.step
+        5
     """
     loop = make_loop(recipe, task=task)
     recorded, state = Recorded(loop), loop.start()

@@ -132,10 +132,19 @@ class Occasion:
 
 
 class Mechanism:
-    """Independent Gaussian noise on the sum, with everything that another mechanism may change.
+    """Independent Gaussian noise on the sum, and the base of every other mechanism, which changes what differs.
 
     `event` is the cost of one central step at the bound that the run begins with; `reach` is the largest norm that one
     user adds to what is released, for a bound of 1.
+
+    Examples:
+        >>> from confide.privacy.mechanisms import Mechanism
+        >>> class Halving(Mechanism):
+        ...     name, summary = "halving", "noise that halves after step 100"
+        ...     def multiplier_at(self, step):  # what is added and what is charged
+        ...         return self.multiplier if step < 100 else self.multiplier / 2
+        >>> Halving.progress(epsilon=1.5)
+        'epsilon 1.50'
     """
 
     name: ClassVar[str]
