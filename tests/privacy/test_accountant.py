@@ -15,7 +15,7 @@ from scipy.optimize import brentq  # type: ignore[import-untyped]
 from scipy.special import log_ndtr  # type: ignore[import-untyped]
 
 from confide.errors import UserError
-from confide.privacy.accountant import Accountant, check_supported, epsilon, noise_multiplier, shown
+from confide.privacy.accountant import Accountant, epsilon, noise_multiplier, shown
 from confide.privacy.events import Event, Sampler
 from confide.privacy.ledger import Entry
 from confide.privacy.trust.server_view import most_draws, server_view
@@ -261,18 +261,20 @@ def test_fixed_size_gains_from_sampling() -> None:
     assert spent[0] < spent[1] < spent[2]
 
 
-def test_fixed_size_refuses_pld() -> None:
-    with pytest.raises(UserError, match="no proof for a cohort of fixed size"):
-        check_supported(event("fixed", 10, 100, 1.0), "pld")
-    with pytest.raises((UserError, dp_accounting.UnsupportedEventError)):
-        epsilon([event("fixed", 10, 100, 1.0)], 1e-5, "pld")
+def test_what_an_accountant_has_no_proof_for_is_refused_with_what_to_use_instead() -> None:
+    said = r"accountant=pld has no proof for sampling.kind=fixed; use privacy.accountant=rdp, or sampling.kind=poisson"
+    for cohort in (10, 100):
+        with pytest.raises(UserError, match=said):
+            epsilon([event("fixed", cohort, 100, 1.0)], 1e-5, "pld")
+        with pytest.raises(UserError, match=said):
+            noise_multiplier(2.0, 1e-5, 10, "pld", event("fixed", cohort, 100, 0.0))
 
 
-@pytest.mark.parametrize("sampler", ["poisson", "everyone"])
+@pytest.mark.parametrize("sampler", ["poisson", "everyone", "local"])
 @pytest.mark.parametrize("accountant", BOTH)
-def test_what_has_a_proof_is_supported(sampler: Sampler, accountant: Accountant) -> None:
-    check_supported(event(sampler, 100, 100, 1.0), accountant)
-    check_supported(event("fixed", 10, 100, 1.0), "rdp")
+def test_what_has_a_proof_gets_a_finite_epsilon(sampler: Sampler, accountant: Accountant) -> None:
+    assert 0 < epsilon([event(sampler, 100, 100, 1.0)], 1e-5, accountant) < math.inf
+    assert 0 < epsilon([event("fixed", 10, 100, 1.0)], 1e-5, "rdp") < math.inf
 
 
 @pytest.mark.parametrize("accountant", BOTH)

@@ -81,7 +81,7 @@ def by_rdp(given: Mapping[str, str]) -> dict[str, Any]:
 
 def enough(given: Mapping[str, str]) -> dict[str, Any]:
     """Cohort and population grown together until epsilon is below 10."""
-    found = planner.grown(point_of(given), TARGET)
+    found = planner.grow(point_of(given), TARGET)
     if found is None:
         return {"said": "Even 10 billion users would be too few at this noise per user."}
     if found.population == point_of(given).population:
