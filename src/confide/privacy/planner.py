@@ -222,12 +222,11 @@ def grow(point: Point, target: float, accountant: Accountant = "pld") -> Point |
         z = point.noise_multiplier * cohort / point.cohort
         return replace(point, cohort=cohort, population=people, noise_multiplier=z)
 
-    def is_far_above(factor: float) -> bool:
-        event = scale(factor).event
-        return accounting.rough_epsilon([(event.rate, event.noise_multiplier, point.rounds)], point.delta) > target
+    def rough(at: Point) -> float:
+        return accounting.rough_epsilon([(at.rate, at.noise_multiplier, at.rounds)], at.delta)
 
     high = 1.0
-    while is_far_above(high):
+    while rough(scale(high)) > target:
         if point.population * high > MOST_POPULATION:
             return None
         high *= 2
