@@ -10,14 +10,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from confide.privacy.factorisation import (
-    Array,
-    optimised_coefficients,
-    participations,
-    root_coefficients,
-    sensitivity,
-    solve,
-)
+from confide.privacy.factorisation import Array, optimised_coefficients, root_coefficients, sensitivity, solve
+
+
+def participations(rounds: int, separation: int) -> int:
+    """k, the most rounds out of `rounds` that one user can be in."""
+    return -(-rounds // separation)
 
 
 def banded_variance(coefficients: Array, rounds: int, separation: int) -> Array:

@@ -15,7 +15,7 @@ from scipy.optimize import brentq  # type: ignore[import-untyped]
 from scipy.special import log_ndtr  # type: ignore[import-untyped]
 
 from confide.errors import UserError
-from confide.privacy.accountant import Accountant, check_supported, epsilon, noise_multiplier, shown
+from confide.privacy.accountant import Accountant, epsilon, noise_multiplier, shown
 from confide.privacy.events import Event, Sampler
 from confide.privacy.ledger import Entry
 from confide.privacy.trust.server_view import most_draws, server_view
@@ -261,19 +261,20 @@ def test_fixed_size_gains_from_sampling() -> None:
     assert spent[0] < spent[1] < spent[2]
 
 
-def test_fixed_size_refuses_pld() -> None:
-    with pytest.raises(UserError, match="no proof for a cohort of fixed size"):
-        check_supported(event("fixed", 10, 100, 1.0), "pld")
-    with pytest.raises((UserError, dp_accounting.UnsupportedEventError)):
-        epsilon([event("fixed", 10, 100, 1.0)], 1e-5, "pld")
+def test_what_an_accountant_has_no_proof_for_is_refused_with_what_to_use_instead() -> None:
+    said = r"accountant=pld has no proof for sampling.kind=fixed; use privacy.accountant=rdp, or sampling.kind=poisson"
+    for cohort in (10, 100):
+        with pytest.raises(UserError, match=said):
+            epsilon([event("fixed", cohort, 100, 1.0)], 1e-5, "pld")
+        with pytest.raises(UserError, match=said):
+            noise_multiplier(2.0, 1e-5, 10, "pld", event("fixed", cohort, 100, 0.0))
 
 
-@pytest.mark.parametrize("sampler", ["poisson", "everyone"])
+@pytest.mark.parametrize("sampler", ["poisson", "everyone", "local"])
 @pytest.mark.parametrize("accountant", BOTH)
-def test_what_has_a_proof_is_supported(sampler: Sampler, accountant: Accountant) -> None:
-    for made, by in ((event(sampler, 100, 100, 1.0), accountant), (event("fixed", 10, 100, 1.0), "rdp")):
-        check_supported(made, by)
-        assert 0 < epsilon([made], 1e-5, by) < math.inf
+def test_what_has_a_proof_gets_a_finite_epsilon(sampler: Sampler, accountant: Accountant) -> None:
+    assert 0 < epsilon([event(sampler, 100, 100, 1.0)], 1e-5, accountant) < math.inf
+    assert 0 < epsilon([event("fixed", 10, 100, 1.0)], 1e-5, "rdp") < math.inf
 
 
 @pytest.mark.parametrize("accountant", BOTH)
@@ -430,14 +431,15 @@ def test_the_server_is_held_off_by_as_many_gaussians_as_a_user_sent(sampler: Sam
     entries = [Entry(step, 0, "", event) for step in range(100)]
     most, more = most_draws(100, rate, 1e-5 / 2)
     for retries in (0, 2):
-        seen = server_view(entries + entries[:1] * retries, 1e-5, "rdp" if sampler == "fixed" else "pld")
-        assert seen.releases == most + retries
+        kind: Accountant = "rdp" if sampler == "fixed" else "pld"
+        releases, spent = server_view(entries + entries[:1] * retries, 1e-5, kind)
+        assert releases == most + retries
         exact = dp_accounting.get_epsilon_gaussian(3.0 / half / math.sqrt(most + retries), 1e-5 - more)
-        assert seen.epsilon == pytest.approx(exact, rel=0.12 if sampler == "fixed" else 2e-3)
-        assert seen.epsilon >= exact * (1 - 1e-9)
+        assert spent == pytest.approx(exact, rel=0.12 if sampler == "fixed" else 2e-3)
+        assert spent >= exact * (1 - 1e-9)
 
 
 def test_the_server_is_not_held_off_without_noise_and_learns_nothing_from_nothing() -> None:
     bare = Event("poisson", 0.2, 40, 200, 0.0, 1.0)
-    assert server_view([Entry(0, 0, "", bare)], 1e-5, "pld").epsilon == math.inf
-    assert server_view([], 1e-5, "pld").epsilon == 0.0
+    assert server_view([Entry(0, 0, "", bare)], 1e-5, "pld") == (1, math.inf)
+    assert server_view([], 1e-5, "pld") == (0, 0.0)

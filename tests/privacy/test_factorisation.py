@@ -186,7 +186,7 @@ def test_sensitivity_is_the_maximum_over_all_patterns_and_directions(
         worst = max(worst, moved)
     claimed = f.sensitivity(coefficients, rounds, separation)
     assert claimed == pytest.approx(worst, rel=1e-12)
-    assert claimed <= math.sqrt(f.participations(rounds, separation)) * np.linalg.norm(coefficients) + 1e-12
+    assert claimed <= math.sqrt(prefix_sums.participations(rounds, separation)) * np.linalg.norm(coefficients) + 1e-12
 
 
 def test_full_columns_give_root_of_participations_times_the_norm_of_the_coefficients() -> None:

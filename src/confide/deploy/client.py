@@ -175,7 +175,7 @@ class TrainingClient:
     def _masked(self, session: Session, parcel: Parcel) -> Vector:
         if self.noise is None:
             raise RefusedByClient("distributed trust without noise")
-        step, plan = int(parcel.facts["step"]), self.noise.planned(_population(parcel.facts))
+        step, (plan, _) = int(parcel.facts["step"]), self.noise.plan_for(_population(parcel.facts))
         weight, bound = float(plan.weights.max()), self.trainer.bounder.sensitivity
         self._update(parcel, weight)
         scale = share_scale(plan, bound, session.least)

@@ -20,6 +20,10 @@ from confide.privacy import renyi
 from confide.privacy.events import Event, Sampler
 
 Accountant = Literal["pld", "rdp"]
+_Key = tuple[Sampler, float, int, float, float]
+"""The part of an event that decides its loss: sampler, cohort, population, rate and noise multiplier."""
+# dp-accounting's own orders, and larger ones, without which no epsilon much below 0.3 can be proven.
+_ORDERS = [1 + x / 10 for x in range(1, 100)] + [*range(11, 64), 80, 96, 128, 192, 256, 384, 512, 768, 1024]
 
 
 def epsilon(events: Iterable[Event], delta: float, accountant: Accountant) -> float:
@@ -29,7 +33,6 @@ def epsilon(events: Iterable[Event], delta: float, accountant: Accountant) -> fl
         return math.inf
     if len({event.adjacency for event in counts}) > 1:
         raise UserError("events with different adjacency cannot be composed: a run uses one sampler")
-    # Only these decide the loss; the rest of an event is for the reader.
     merged = Counter[_Key]()
     for event, count in counts.items():
         merged[_key(event)] += count
@@ -39,15 +42,6 @@ def epsilon(events: Iterable[Event], delta: float, accountant: Accountant) -> fl
 def noise_multiplier(target_epsilon: float, delta: float, steps: int, accountant: Accountant, template: Event) -> float:
     """The smallest noise multiplier with which `steps` events like `template` stay within the target."""
     return _calibrate(target_epsilon, delta, steps, accountant, _key(template)[:4])
-
-
-def check_supported(event: Event, accountant: Accountant) -> None:
-    """Refuse, before anything is trained, what the accountant has no proof for."""
-    if accountant == "pld" and event.sampler == "fixed":
-        raise UserError(
-            "privacy.accountant=pld has no proof for a cohort of fixed size; "
-            "use privacy.accountant=rdp, or sampling.kind=poisson"
-        )
 
 
 def shown(value: float | None) -> str:
@@ -60,9 +54,18 @@ def shown(value: float | None) -> str:
     return f"{float(Decimal(value).quantize(place, ROUND_CEILING)):.4g}"
 
 
-_Key = tuple[Sampler, float, int, float, float]
-# dp-accounting's own orders, and larger ones, without which no epsilon much below 0.3 can be proven.
-_ORDERS = [1 + x / 10 for x in range(1, 100)] + [*range(11, 64), 80, 96, 128, 192, 256, 384, 512, 768, 1024]
+def rough_epsilon(releases: Iterable[tuple[float, float, int]], delta: float) -> float:
+    """A loose upper bound, in milliseconds, from whole Renyi orders alone: to begin a search or choose a grid by.
+
+    A release is given as (rate, noise multiplier, how many).
+    """
+    import dp_accounting
+
+    engine = dp_accounting.rdp.RdpAccountant([2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256])
+    for rate, z, count in releases:
+        event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(z))
+        engine.compose(dp_accounting.SelfComposedDpEvent(event, count))
+    return float(engine.get_epsilon(delta))
 
 
 def _key(event: Event) -> _Key:
@@ -83,41 +86,39 @@ def _epsilon(counts: tuple[tuple[_Key, int], ...], delta: float, accountant: Acc
         # Local: any two data sets of a user are compared, so a message moves by up to twice what z is measured in.
         share = 0.5 if kind == "local" else 1.0
         counts = tuple((("everyone", cohort, k, 1.0, z * share), n) for (_, cohort, k, _, z), n in counts)
+    releases = [(rate, z, count) for (_, _, _, rate, z), count in counts]
     relation = dp_accounting.NeighboringRelation
     adjacency = relation.REPLACE_ONE if replace else relation.ADD_OR_REMOVE_ONE
     if accountant == "rdp":
         engine = dp_accounting.rdp.RdpAccountant(None if replace else _ORDERS, adjacency)
     else:
-        interval = _interval(counts, delta)
+        interval = _interval(releases, any(sampler == "poisson" for (sampler, *_), _ in counts), delta)
         if interval is None:
             return math.inf
         engine = dp_accounting.pld.PLDAccountant(adjacency, value_discretization_interval=interval)
     for (sampler, cohort, population, rate, z), count in counts:
-        gaussian = dp_accounting.GaussianDpEvent(z)
+        # Replacing a user moves the sum by up to twice the bound that z is measured in.
+        event = dp_accounting.GaussianDpEvent(z / 2 if replace else z)
         if sampler == "poisson":
-            event = dp_accounting.PoissonSampledDpEvent(rate, gaussian)
+            event = dp_accounting.PoissonSampledDpEvent(rate, event)
         elif sampler == "fixed":
-            # Replacing a user moves the sum by up to twice the bound that z is measured in.
-            event = dp_accounting.SampledWithoutReplacementDpEvent(
-                population, int(cohort), dp_accounting.GaussianDpEvent(z / 2)
-            )
-        else:
-            event = gaussian
-        engine.compose(dp_accounting.SelfComposedDpEvent(event, count))
+            event = dp_accounting.SampledWithoutReplacementDpEvent(population, int(cohort), event)
+        try:
+            engine.compose(dp_accounting.SelfComposedDpEvent(event, count))
+        except dp_accounting.UnsupportedEventError:
+            raise UserError(
+                f"privacy.accountant={accountant} has no proof for sampling.kind={kind}; "
+                "use privacy.accountant=rdp, or sampling.kind=poisson"
+            ) from None
     found = float(engine.get_epsilon(delta))
     if accountant == "pld" or replace:
         return found
     # Both are upper bounds; at little noise dp-accounting leaves out the very orders that matter.
-    return min(found, renyi.epsilon([(rate, z, count) for (_, _, _, rate, z), count in counts], delta))
+    return min(found, renyi.epsilon(releases, delta))
 
 
-def rough_epsilon(event: Event, count: int, delta: float) -> float:
-    """An upper bound for so many equal releases, loose, in milliseconds: where to begin a search."""
-    return _rough_epsilon(((_key(event), count),), delta)
-
-
-def _interval(counts: tuple[tuple[_Key, int], ...], delta: float) -> float | None:
-    """Width of PLD's grid of losses. The bound holds at any width: a wide grid is quick, but loose.
+def _interval(releases: list[tuple[float, float, int]], sampled: bool, delta: float) -> float | None:
+    """Choose the width of PLD's grid of losses. The bound holds at any width: a wide grid is quick, but loose.
 
     Composing n sampled releases, a width h adds about n h^2 / 4 to epsilon: h is chosen to keep that to a few
     thousandths for some thousand releases, and to keep the grid short where there is little noise. (Releases without
@@ -125,25 +126,13 @@ def _interval(counts: tuple[tuple[_Key, int], ...], delta: float) -> float | Non
     epsilon stays monotone where the width changes with it. 64 is the widest that dp-accounting can take; none where
     the grid would still be too long, far above any epsilon worth having.
     """
-    rough = _rough_epsilon(counts, delta)
-    least = min(z for (_, _, _, _, z), _ in counts)
-    sampled = any(sampler == "poisson" for (sampler, *_), _ in counts)
+    rough = rough_epsilon(releases, delta)
+    least = min(z for _, z, _ in releases)
     reach = 1 / (2 * least**2) + 10 / least if sampled else rough  # the largest loss of one draw of noise
     if reach > 1e8 or rough > 3e9:
         return None
     wanted = max(4e-4 * math.sqrt(rough), 3e-5 * reach) if sampled else 4e-2 * math.sqrt(rough)
     return float(2.0 ** math.floor(math.log2(min(max(wanted, 1e-6 * rough, 1e-4), 100.0))))
-
-
-def _rough_epsilon(counts: tuple[tuple[_Key, int], ...], delta: float) -> float:
-    """An upper bound from whole Renyi orders alone, in milliseconds: enough to choose a grid by."""
-    import dp_accounting
-
-    engine = dp_accounting.rdp.RdpAccountant([2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256])
-    for (_, _, _, rate, z), count in counts:
-        event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(z))
-        engine.compose(dp_accounting.SelfComposedDpEvent(event, count))
-    return float(engine.get_epsilon(delta))
 
 
 @lru_cache(maxsize=256)

@@ -121,18 +121,18 @@ class Event:
 def _is_known(event: Event) -> bool:
     numbers = (event.rate, event.cohort, event.population, event.noise_multiplier, event.count_noise)
     counts = (event.counters, event.separation, event.rounds, event.bands)
-    if event.sampler not in get_args(Sampler) or not all(map(_number, numbers)):
-        return False
-    if not all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in counts):
-        return False
-    bounded = event.sensitivity is None or (_number(event.sensitivity) and event.sensitivity > 0)
-    ranges = 0 < event.rate <= 1 and 0 < event.cohort <= event.population and event.noise_multiplier >= 0
-    if not bounded or not ranges or (event.counters > 0 and event.private and event.count_noise <= 0):
-        return False
-    if event.whole_run and event.private and not 0 < event.bands <= event.separation:
-        return False  # columns of the factorisation would overlap
-    return event.update_multiplier >= event.noise_multiplier
+    columns_overlap = event.whole_run and event.private and not 0 < event.bands <= event.separation
+    return (
+        event.sampler in get_args(Sampler)
+        and all(map(_is_number, numbers))
+        and all(type(count) is int and count >= 0 for count in counts)
+        and (event.sensitivity is None or (_is_number(event.sensitivity) and event.sensitivity > 0))
+        and (0 < event.rate <= 1 and 0 < event.cohort <= event.population and event.noise_multiplier >= 0)
+        and not (event.counters > 0 and event.private and event.count_noise <= 0)
+        and not columns_overlap
+        and event.update_multiplier >= event.noise_multiplier
+    )
 
 
-def _number(value: object) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -51,7 +51,7 @@ DECIMALS = 6
 
 def root_coefficients(bands: int) -> Array:
     """The first coefficients of the square root of A (Kalinin and Lampert 2024): binom(2j, j) / 4^j."""
-    _positive("bands", bands)
+    _check_positive("bands", bands)
     j = np.arange(1, bands)
     return np.concatenate([[1.0], np.cumprod((2 * j - 1) / (2 * j))])
 
@@ -62,13 +62,13 @@ def optimised_coefficients(bands: int, rounds: int) -> Array:
     The separation does not matter: with disjoint columns it multiplies every candidate's variance by the same number of
     participations. Rounded to six decimals, so that another machine's last bits do not make another matrix.
     """
-    _positive("bands", bands)
-    _positive("rounds", rounds)
-    return np.array(_optimised(bands, rounds))
+    _check_positive("bands", bands)
+    _check_positive("rounds", rounds)
+    return np.array(_optimise(bands, rounds))
 
 
 @lru_cache(maxsize=64)
-def _optimised(bands: int, rounds: int) -> tuple[float, ...]:
+def _optimise(bands: int, rounds: int) -> tuple[float, ...]:
     from scipy.optimize import minimize  # type: ignore[import-untyped]
 
     start = root_coefficients(bands)
@@ -106,13 +106,6 @@ def solve(coefficients: Array, right: Array) -> Array:
 # Sensitivity and accounting.
 
 
-def participations(rounds: int, separation: int) -> int:
-    """k, the most rounds out of `rounds` that one user can be in."""
-    _positive("rounds", rounds)
-    _positive("separation", separation)
-    return -(-rounds // separation)
-
-
 def sensitivity(coefficients: Array, rounds: int, separation: int) -> float:
     """The largest ||C x||, x being one user's contributions of norm up to 1, at least `separation` rounds apart.
 
@@ -121,8 +114,9 @@ def sensitivity(coefficients: Array, rounds: int, separation: int) -> float:
     sqrt(k) ||c||; those that begin in the last rounds are cut, so the earliest and densest schedule is the worst
     (Choquette-Choo et al. 2023; Kalinin and Lampert 2024, Theorem 2, whose columns may overlap).
     """
-    _check(coefficients)
-    participations(rounds, separation)
+    _check_coefficients(coefficients)
+    _check_positive("rounds", rounds)
+    _check_positive("separation", separation)
     if separation < len(coefficients):
         raise UserError(
             f"bands={len(coefficients)} is more than the separation of {separation} rounds between a user's "
@@ -138,7 +132,7 @@ def sensitivity(coefficients: Array, rounds: int, separation: int) -> float:
 
 def init(bands: int, like: Tensor) -> dict[str, Tensor]:
     """The state before round 0: the last bands - 1 outputs, and the round that comes next."""
-    _positive("bands", bands)
+    _check_positive("bands", bands)
     return {"ring": like.new_zeros((bands - 1, *like.shape)), "step": torch.zeros((), dtype=torch.int64)}
 
 
@@ -149,7 +143,7 @@ def next_noise(coefficients: Array, state: dict[str, Tensor], fresh: Tensor, ste
     the result does not depend on threads. Rounds come in order and once each: with another history the noise would not
     be the one that is accounted for.
     """
-    _check(coefficients)
+    _check_coefficients(coefficients)
     ring = state["ring"]  # (bands - 1, parameters)
     if step != int(state["step"]):
         raise ValueError(f"step={step} but the noise has been drawn up to step {int(state['step'])}")
@@ -168,7 +162,7 @@ def next_noise(coefficients: Array, state: dict[str, Tensor], fresh: Tensor, ste
 
 def cyclic_separation(population: int, cohort: int) -> int:
     """Rounds from one turn of a user to the next. A round has population / separation users, which is >= cohort."""
-    _positive("cohort", cohort)
+    _check_positive("cohort", cohort)
     if cohort > population:
         raise UserError(
             f"cohort={cohort} is larger than the population of {population} users; lower cohort or use more users"
@@ -195,11 +189,11 @@ def _order(population: int, seed: int) -> NDArray[np.int64]:
     return order
 
 
-def _positive(name: str, value: int) -> None:
+def _check_positive(name: str, value: int) -> None:
     if value < 1:
         raise UserError(f"{name}={value} must be at least 1")
 
 
-def _check(coefficients: Array) -> None:
+def _check_coefficients(coefficients: Array) -> None:
     if len(coefficients) < 1 or coefficients[0] != 1 or not np.isfinite(coefficients).all():
         raise UserError(f"coefficients={coefficients} must be finite numbers that begin with 1")

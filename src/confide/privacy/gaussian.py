@@ -3,8 +3,8 @@
 A keystream of AES in counter mode is cut into words, and the Box-Muller transform makes two normal values of two
 words: r = sqrt(-2 log u), (r cos a, r sin a). A vector is cut into blocks; block b of it reads the counters from
 b 2^64 on, so blocks share nothing, and neither the number of threads nor their order changes a value. A block per
-thread is all that is held besides the vector itself. No draw is rejected, so the time taken does not tell the noise
-(the timing attack of Jin et al. 2022 on discrete samplers).
+thread is all the memory used besides the vector itself. No draw is rejected, so the time taken reveals nothing about
+the noise (the timing attack of Jin et al. 2022 on discrete samplers).
 
 `Seeded` takes its key from a hash of seed, purpose, step, user and attempt, and can be drawn again by whoever knows
 these. Its lowest bits are not protected, and its |x| end at 6.56 in single precision, which 5 in 10^11 exceed.
@@ -75,7 +75,7 @@ _FULL_RESOLUTION = 2.0**24  # single precision tells all integers below this apa
 
 @dataclass(frozen=True)
 class Address:
-    """Which noise: the value of a seeded draw is a function of the seed and this."""
+    """Where a draw of noise belongs: a seeded draw is a function of the seed and this."""
 
     step: int
     user: int = 0
@@ -116,11 +116,9 @@ class Seeded(Source):
         kinds = (np.int64, np.int64, np.float64) if wide else (np.int32, np.int32, np.float32)
 
         def one(part: Array, scratch: _Scratch) -> float:
-            squares = _box_muller(scratch, scale, len(part), False)
-            _put(part, scratch.normal[: len(part)], overwrite)
-            return squares
+            return _put_normal(part, scratch, scale, overwrite)
 
-        return _over_blocks(out, scale, key, self.threads, lambda pairs: _Scratch(pairs, *kinds), one)
+        return _run_over_blocks(out, scale, key, self.threads, lambda pairs: _Scratch(pairs, *kinds), one)
 
 
 @dataclass(frozen=True)
@@ -139,8 +137,7 @@ class System(Source):
         dither_step = np.array(step * 2.0**-16, dtype=np.float32)
 
         def one(part: Array, scratch: _Scratch) -> float:
-            squares = _box_muller(scratch, scale, len(part), True)
-            _put(part, scratch.normal[: len(part)], overwrite)
+            squares = _put_normal(part, scratch, scale, overwrite, open_tail=True)
             np.copyto(scratch.normal, scratch.dither)
             np.multiply(scratch.normal, dither_step, out=scratch.normal)
             np.add(part, scratch.normal[: len(part)], out=part)
@@ -148,10 +145,9 @@ class System(Source):
             np.subtract(part, anchor, out=part)
             return squares
 
-        def make(pairs: int) -> _Scratch:
-            return _Scratch(pairs, np.int64, np.int32, np.float32, True)
-
-        return _over_blocks(out, scale, os.urandom(32), self.threads, make, one)
+        kinds = (np.int64, np.int32, np.float32)
+        key = os.urandom(32)
+        return _run_over_blocks(out, scale, key, self.threads, lambda pairs: _Scratch(pairs, *kinds, dither=True), one)
 
 
 def grid(scale: float) -> float:
@@ -160,7 +156,7 @@ def grid(scale: float) -> float:
 
 
 class _Scratch:
-    """One block on its way: words of keystream, radius and angle of each pair, and two normal values per pair."""
+    """The memory that one block is made in: words of keystream, each pair's radius and angle, its two normal values."""
 
     def __init__(self, pairs: int, radius: type[Any], angle: type[Any], real: type[Any], dither: bool = False) -> None:
         words = [np.dtype(radius).itemsize * pairs, np.dtype(angle).itemsize * pairs, 4 * pairs if dither else 0]
@@ -182,8 +178,8 @@ class _Scratch:
         self.half_turn = np.array(math.pi * 2.0 ** (1 - np.iinfo(angle).bits), dtype=real)
 
 
-def _box_muller(scratch: _Scratch, scale: float, wanted: int, open_tail: bool) -> float:
-    """Make `scratch.normal` of its words, and return the sum of squares of as many values as are wanted."""
+def _put_normal(part: Array, scratch: _Scratch, scale: float, overwrite: bool, open_tail: bool = False) -> float:
+    """Write normal values into `part`, or add them to it, by Box-Muller; return the sum of their squares."""
     radius, other, turn = scratch.first, scratch.second, scratch.turn
     np.bitwise_or(scratch.radius, scratch.sign, out=scratch.radius)
     np.copyto(radius, scratch.radius, casting="unsafe")
@@ -200,7 +196,12 @@ def _box_muller(scratch: _Scratch, scale: float, wanted: int, open_tail: bool) -
     torch.cos(scratch.cos_of, out=scratch.cos_of)
     np.multiply(other, radius, out=other)
     np.multiply(radius, turn, out=radius)
-    return squares if wanted == len(scratch.normal) else squares - float(other[-1]) ** 2
+    values = scratch.normal[: len(part)]
+    if overwrite:
+        np.copyto(part, values)
+    else:
+        np.add(part, values, out=part)
+    return squares if len(part) == len(scratch.normal) else squares - float(other[-1]) ** 2
 
 
 def _open_tail(integers: Array) -> None:
@@ -209,13 +210,6 @@ def _open_tail(integers: Array) -> None:
         low = np.flatnonzero(integers > -_FULL_RESOLUTION)
         fresh = (np.frombuffer(os.urandom(8 * len(low)), dtype=np.uint64) >> np.uint64(11)) + 0.5
         integers[low] = integers[low].astype(np.float64) + 1 - fresh * 2.0**-53
-
-
-def _put(part: Array, values: Array, overwrite: bool) -> None:
-    if overwrite:
-        np.copyto(part, values)
-    else:
-        np.add(part, values, out=part)
 
 
 def _rounded_up(value: float, kind: np.dtype[Any]) -> Array:
@@ -229,12 +223,19 @@ def keystream(key: bytes, block: int) -> CipherContext:
     return Cipher(algorithms.AES(key), modes.CTR((block << 64).to_bytes(_AES_BLOCK, "big"))).encryptor()
 
 
-def _over_blocks(
+def _run_over_blocks(
     out: Tensor, scale: float, key: bytes, threads: int | None, make: Callable[[int], _Scratch],
     one: Callable[[Array, _Scratch], float],
 ) -> float:  # fmt: skip
     """Run `one` over every block of a vector, and add up what it returns."""
-    vector = _as_array(out, scale)
+    if out.dim() != 1 or out.device.type != "cpu" or out.dtype not in (torch.float32, torch.float64):
+        raise UserError(
+            f"noise needs a flat float32 or float64 vector in main memory, not {out.dtype} of shape "
+            f"{tuple(out.shape)} on {out.device}; train in one of these types or move the vector"
+        )
+    if not 1e-15 <= scale <= 1e15:
+        raise UserError(f"noise scale={scale:g} must lie between 1e-15 and 1e15; rescale the bound or the noise")
+    vector: Array = np.asarray(out.detach().numpy())
     own: dict[int, _Scratch] = {}  # every thread has its own, made once
 
     def block(index: int) -> float:
@@ -252,14 +253,3 @@ def _over_blocks(
         return math.fsum(map(block, blocks))
     with ThreadPoolExecutor(workers) as pool:
         return math.fsum(pool.map(block, blocks))
-
-
-def _as_array(out: Tensor, scale: float) -> Array:
-    if out.dim() != 1 or out.device.type != "cpu" or out.dtype not in (torch.float32, torch.float64):
-        raise UserError(
-            f"noise needs a flat float32 or float64 vector in main memory, not {out.dtype} of shape "
-            f"{tuple(out.shape)} on {out.device}; train in one of these types or move the vector"
-        )
-    if not 1e-15 <= scale <= 1e15:
-        raise UserError(f"noise scale={scale:g} must lie between 1e-15 and 1e15; rescale the bound or the noise")
-    return np.asarray(out.detach().numpy())

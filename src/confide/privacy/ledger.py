@@ -2,9 +2,9 @@
 
 `ledger.jsonl` starts with a line about the run and has one line per release after it. Every line carries its own hash
 and that of the line before it, so an edit, a gap or a change of order breaks the chain; the checkpoint carries the
-number of lines and the last hash, so that lines missing at the end are seen as well. Epsilon is recomputed from the
-lines alone. The chain is a safeguard against accidents and careless edits; somebody who rewrites every file of a run
-folder can rewrite this one too.
+number of lines and the last hash, so that lines missing at the end are noticed too. Epsilon is computed from the
+lines alone. The chain guards against accidents and careless edits; somebody who rewrites every file of a run folder
+can rewrite this one too.
 
 A line is written before its release. A crash between the two leaves a line without a release, which over-counts and
 never under-counts. When the run goes on, the step is made again: if seed, recipe and environment are the same, the
@@ -85,7 +85,7 @@ class Ledger:
             raise UserError(f"{path} has no complete line; the first should describe the run")
         ledger = Ledger(path, {})
         for number, line in enumerate(lines, start=1):
-            ledger._take(number, line)
+            ledger._read_line(number, line)
         return ledger
 
     @property
@@ -93,10 +93,10 @@ class Ledger:
         return len(self.entries)
 
     def charged(self) -> list[Event]:
-        """List what an accountant composes: one event for each line.
+        """List the events that an accountant composes: one for each line.
 
-        Where all steps together are one release there is one event for each time that the whole was made: a step that
-        was made m times stands for m runs.
+        Correlated noise makes one release of all steps together, which counts once for each time that it was made: a
+        step that was made m times stands for m runs.
         """
         whole = [entry for entry in self.entries if entry.event.whole_run and entry.event.private]
         if not whole:
@@ -109,7 +109,7 @@ class Ledger:
         return [whole[0].event] * max(Counter(entry.step for entry in whole).values())
 
     def record(self, step: int, event: Event, environment: str, repeatable: bool = True) -> int:
-        """Have the release of `step` on disk, and say which attempt it is. Must return before the noise is drawn.
+        """Write the release of `step` to disk and return which attempt it is; the noise may only be drawn after that.
 
         Noise that cannot be drawn again is a new release every time, with a line of its own.
         """
@@ -118,17 +118,13 @@ class Ledger:
         if repeatable and past is not None and same and self._history_stands(past):
             return past.attempt
         entry = Entry(step, past.attempt + 1 if past else 0, environment, event)
-        self._write({"step": step, "attempt": entry.attempt, "environment": environment, "event": event.to_json()})
-        self._keep(entry)
+        body = {"step": step, "attempt": entry.attempt, "environment": environment, "event": event.to_json()}
+        self._write(body, entry)
         return entry.attempt
 
     def _history_stands(self, past: Entry) -> bool:
-        """Whether no earlier step was released anew since: the model that this step starts from would be another."""
+        """Whether no earlier step was released anew since then; this step would otherwise start from another model."""
         return all(entry.step >= past.step for entry in self.entries[self.entries.index(past) + 1 :])
-
-    def _keep(self, entry: Entry) -> None:
-        self.entries.append(entry)
-        self.latest[entry.step] = entry
 
     @staticmethod
     def drop_torn_line(path: Path) -> bool:
@@ -142,7 +138,7 @@ class Ledger:
             os.fsync(file.fileno())
         return True
 
-    def _write(self, body: dict[str, Any]) -> None:
+    def _write(self, body: dict[str, Any], entry: Entry | None = None) -> None:
         body = {**body, "previous": self.head}
         digest = _digest(body)
         line = _encode({**body, "hash": digest})
@@ -151,9 +147,16 @@ class Ledger:
                 file.write(line + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
-        self._advance(digest)
+        self._append(digest, entry)
 
-    def _take(self, number: int, line: bytes) -> None:
+    def _append(self, digest: str, entry: Entry | None) -> None:
+        self.head = digest
+        self.heads.add(digest)
+        if entry is not None:
+            self.entries.append(entry)
+            self.latest[entry.step] = entry
+
+    def _read_line(self, number: int, line: bytes) -> None:
         where = f"{self.path}, line {number}"
         try:
             body = json.loads(line)
@@ -169,16 +172,10 @@ class Ledger:
             raise UserError(f"{where}: does not follow the line before it; a line was removed, added or moved. {_VOID}")
         if number == 1:
             self.header = body.get("run", {})
-        else:
-            self._keep(_entry(body, where))
-        self._advance(digest)
-
-    def _advance(self, digest: str) -> None:
-        self.head = digest
-        self.heads.add(digest)
+        self._append(digest, _read_entry(body, where) if number > 1 else None)
 
 
-def _entry(body: dict[str, Any], where: str) -> Entry:
+def _read_entry(body: dict[str, Any], where: str) -> Entry:
     try:
         return Entry(int(body["step"]), int(body["attempt"]), str(body["environment"]), Event.from_json(body["event"]))
     except (KeyError, TypeError, ValueError):

@@ -156,7 +156,7 @@ def noise(
         LEAST_NOISE, MOST_NOISE, 1.0, False, f"noise multipliers end at {MOST_NOISE:,.0f}",
         "a higher target, a higher delta or the other accountant",
     )  # fmt: skip
-    found = _search(lambda z: replace(point, noise_multiplier=z).spent(accountant), target, accountant, values)
+    found = _search(lambda z: replace(point, noise_multiplier=z), target, accountant, values).noise_multiplier
     if found == LEAST_NOISE:
         raise UserError(
             f"target-epsilon={target:g} is met by any noise multiplier down to {LEAST_NOISE:g}, where the search ends; "
@@ -173,10 +173,6 @@ def cohort(
     target: float, noise: Noise, population: int, rounds: int, delta: float, accountant: Accountant = "pld"
 ) -> Answer:
     """With z fixed the largest cohort within the target; with s = z / S fixed the smallest one."""
-
-    def at(size: float) -> Point:
-        return Point(noise.at(int(size)), int(size), population, rounds, delta)
-
     if noise.per_user is None:
         stop, help_ = "a cohort has at least one user", "more noise, a larger population or fewer rounds"
         values = _Range(1, population, population // 100, True, stop, help_)
@@ -185,8 +181,10 @@ def cohort(
         least = min(population, math.ceil(LEAST_NOISE / noise.per_user))
         stop, help_ = f"all {population:,} users take part already", "more noise per user, more users or fewer rounds"
         values = _Range(least, population, min(1 / noise.per_user, population), False, stop, help_)
-    found = _search(lambda size: at(size).spent(accountant), target, accountant, values)
-    return _answer("cohort", at(found), accountant, target)
+    found = _search(
+        lambda size: Point(noise.at(int(size)), int(size), population, rounds, delta), target, accountant, values
+    )
+    return _answer("cohort", found, accountant, target)
 
 
 def population(
@@ -197,8 +195,8 @@ def population(
     most = max(cohort, MOST_POPULATION)
     stop, help_ = f"populations end at {most:,} users", "more noise, a smaller cohort or fewer rounds"
     values = _Range(cohort, most, 100 * cohort, False, stop, help_)
-    found = _search(lambda size: replace(point, population=int(size)).spent(accountant), target, accountant, values)
-    return _answer("population", replace(point, population=int(found)), accountant, target)
+    found = _search(lambda size: replace(point, population=int(size)), target, accountant, values)
+    return _answer("population", found, accountant, target)
 
 
 def rounds(
@@ -208,43 +206,45 @@ def rounds(
     point = Point(noise.at(cohort), cohort, population, 1, delta)
     stop, help_ = "a run has at least one round", "more noise, a smaller cohort or a larger population"
     values = _Range(1, MOST_ROUNDS, 1000, True, stop, help_)
-    found = _search(lambda count: replace(point, rounds=int(count)).spent(accountant), target, accountant, values)
-    if found == MOST_ROUNDS:
+    found = _search(lambda count: replace(point, rounds=int(count)), target, accountant, values)
+    if found.rounds == MOST_ROUNDS:
         raise UserError(
             f"target-epsilon={target:g} is not used up after {MOST_ROUNDS:,} rounds, where the search ends; "
             "less noise, a larger cohort or a lower target would bring the end closer"
         )
-    return _answer("rounds", replace(point, rounds=int(found)), accountant, target)
+    return _answer("rounds", found, accountant, target)
 
 
-def grown(point: Point, target: float, accountant: Accountant = "pld") -> Point | None:
-    """Cohort and population grown together at the same noise on the average until the target is met.
+def grow(point: Point, target: float, accountant: Accountant = "pld") -> Point | None:
+    """Grow cohort and population together, at the same noise on the average, until the target is met.
 
     PFL-ASR's extrapolation: z = s S grows with the cohort, the rate S / K stays, and so does what the noise does to the
     model. The factor is found to within 5 %, never too small; none if even 10^10 users are too few.
     """
 
-    def scaled(factor: float) -> Point:
+    def scale(factor: float) -> Point:
         cohort = math.ceil(point.cohort * factor)
         people = max(cohort, math.ceil(point.population * factor))
-        return replace(
-            point, cohort=cohort, population=people, noise_multiplier=point.noise_multiplier * cohort / point.cohort
-        )
+        z = point.noise_multiplier * cohort / point.cohort
+        return replace(point, cohort=cohort, population=people, noise_multiplier=z)
+
+    def rough(at: Point) -> float:
+        return accounting.rough_epsilon([(at.rate, at.noise_multiplier, at.rounds)], at.delta)
 
     high = 1.0
-    while accounting.rough_epsilon(scaled(high).event, point.rounds, point.delta) > target:
+    while rough(scale(high)) > target:
         if point.population * high > MOST_POPULATION:
             return None
         high *= 2
     low = high / 2
-    while low >= 1 and scaled(low).spent(accountant) <= target:
+    while low >= 1 and scale(low).spent(accountant) <= target:
         low, high = low / 2, low
     if high == 1:
         return point
     while high / low > 1.05:
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if scaled(middle).spent(accountant) <= target else (middle, high)
-    return scaled(high)
+        low, high = (low, middle) if scale(middle).spent(accountant) <= target else (middle, high)
+    return scale(high)
 
 
 def _answer(asked: str, point: Point, accountant: Accountant, target: float | None = None) -> Answer:
@@ -272,8 +272,8 @@ class _Range:
         return round(value) if self.whole else value
 
 
-def _search(spent: Callable[[float], float], target: float, accountant: Accountant, values: _Range) -> float:
-    """Find the value nearest to the target that is still within it. What is returned was itself tried.
+def _search(point_at: Callable[[float], Point], target: float, accountant: Accountant, values: _Range) -> Point:
+    """Find the point nearest to the target that is still within it. Its epsilon was itself computed.
 
     Epsilon is monotone: from the start on, a bracket grows by ever larger factors until one end is within the target
     and the other is not.
@@ -282,23 +282,28 @@ def _search(spent: Callable[[float], float], target: float, accountant: Accounta
         raise UserError(f"target-epsilon={target:g} cannot be reached; expected a finite number above 0")
 
     def excess(value: float) -> float:
-        found = spent(value)
-        return math.log(found / target) if found > 0 else -math.inf
+        spent = point_at(value).spent(accountant)
+        return math.log(spent / target) if spent > 0 else -math.inf
 
     here = values.clip(values.start)
     over, factor = excess(here), 4.0
     within = over <= 0
     upwards = values.rising == within
-    while True:
-        if here == (values.most if upwards else values.least):
-            if within:
-                return here
-            raise _unreachable(target, accountant, spent(here), values)
+    while here != (values.most if upwards else values.least):
         last = (here, over)
         here = values.clip(here * factor if upwards else here / factor)
         over, factor = excess(here), factor**2
         if (over <= 0) != within:
-            return _narrow(excess, *((last, (here, over)) if within else ((here, over), last)), values.whole)
+            safe, bold = (last, (here, over)) if within else ((here, over), last)
+            return point_at(_narrow(excess, safe, bold, values.whole))
+    if within:
+        return point_at(here)
+    best = point_at(here).spent(accountant)
+    there = f"epsilon is {accounting.shown(best)} there" if math.isfinite(best) else "there is no bound at this delta"
+    raise UserError(
+        f"target-epsilon={target:g} cannot be reached by {accountant.upper()}: {values.stop}, and {there}; "
+        f"{values.help_} would help"
+    )
 
 
 def _narrow(
@@ -326,11 +331,3 @@ def _narrow(
         else:
             high, high_over, low_over, side = middle, over, low_over / (2 if side > 0 else 1), 1
     return low
-
-
-def _unreachable(target: float, accountant: Accountant, best: float, values: _Range) -> UserError:
-    there = f"epsilon is {accounting.shown(best)} there" if math.isfinite(best) else "there is no bound at this delta"
-    return UserError(
-        f"target-epsilon={target:g} cannot be reached by {accountant.upper()}: {values.stop}, and {there}; "
-        f"{values.help_} would help"
-    )

@@ -1,9 +1,9 @@
 """Who takes part in a central step. The sampler that runs is the one that is accounted for.
 
-A Poisson cohort asks every user's own 32 random bits whether they fall below the rate: Bernoulli per user, not a count
-and then a choice. The bits are a keystream of AES in counter mode, whose key is a hash of seed and step or, for a
-release, comes from the operating system: who took part is what amplification by sampling hides, so it must not be
-known to whoever knows the recipe. The rate is rounded down to a multiple of 2^-32, which can only spend less.
+A Poisson cohort takes every user whose own 32 random bits fall below the rate: one coin per user, not a count and then
+a choice. The bits are a keystream of AES in counter mode, whose key is a hash of seed and step or, for a release, comes
+from the operating system: amplification by sampling holds only while nobody knows who took part, so whoever knows the
+recipe must not be able to work it out. The rate is rounded down to a multiple of 2^-32, which can only spend less.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Sampling(Section):
 
 
 def sampler_of(settings: Sampling, population: int) -> Kind:
-    """Full participation is the plain Gaussian mechanism, whichever way it was asked for."""
+    """Name the sampler; a cohort of everybody is the plain Gaussian mechanism, whichever kind was asked for."""
     if settings.kind == "cyclic":
         return "cyclic"
     return "everyone" if settings.cohort == population else settings.kind
 
 
 def draw_cohort(kind: Kind, cohort: int, population: int, seed: int | None, step: int) -> np.ndarray:
-    """Indices of the cohort's users in rising order. Without a seed they can neither be foretold nor drawn again."""
+    """Draw the cohort's users, in rising order. Without a seed nobody can foretell them or draw them again."""
     if kind == "everyone" or cohort == population:
         return np.arange(population)
     if kind == "cyclic":

@@ -17,7 +17,7 @@ from confide.federated.items import Items
 from confide.privacy.accountant import shown
 from confide.privacy.mechanisms.base import NOT_COVERED
 from confide.privacy.mechanisms.none import NOTHING_TO_EXTRAPOLATE, Nothing
-from confide.privacy.planner import Point, grown
+from confide.privacy.planner import Point, grow
 from confide.privacy.trust.server_view import against_server
 from confide.recipe import Recipe
 from confide.report.shell import card
@@ -67,7 +67,7 @@ def enough(recipe: Recipe, summary: dict[str, Any]) -> Point | str:
         point = Point(
             summary["noise_multiplier"], summary["cohort"], summary["population"], summary["steps"], summary["delta"]
         )
-        return grown(point, TARGET) or "Even 10 billion users would be too few for this noise."
+        return grow(point, TARGET) or "Even 10 billion users would be too few for this noise."
     except UserError as error:
         return f"Cannot be extrapolated: {error}"
 

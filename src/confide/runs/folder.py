@@ -196,8 +196,8 @@ def check_ledger(folder: Path) -> dict[str, Any]:
         "begins_elsewhere": book.header.get("begins_elsewhere", False),
     }
     if book.header.get("trust") == "distributed" and delta is not None:
-        seen = server_view(book.entries, delta, kind)
-        found |= {"epsilon_server": finite(seen.epsilon), "releases_of_a_user": seen.releases}
+        releases, against_server = server_view(book.entries, delta, kind)
+        found |= {"epsilon_server": finite(against_server), "releases_of_a_user": releases}
     return found
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from confide.federated.bounding import Adaptive, Bounder, Bounding, allocate, bounder
 from confide.federated.optimisers import Sgd
@@ -68,7 +67,7 @@ def advise(case: Case) -> list[Advice]:
 
 
 def _go_faster(case: Case) -> Advice:
-    """Longer steps where there is room, otherwise more of them."""
+    """Advise longer steps where there is room, otherwise more of them."""
     recipe, measured, parts, sums = case.recipe, case.measured, case.parts, case.parts.sums
     longest = float((case.centre.rates * parts.shortened).max()) * measured.reach * measured.smoothness
     # What fluctuates grows with the rate.
@@ -83,7 +82,7 @@ def _go_faster(case: Case) -> Advice:
 
 
 def _drift_less(case: Case) -> Advice:
-    """Fewer local steps; where there is a single epoch, shorter ones."""
+    """Advise fewer local steps or, where there is only one step or epoch, shorter ones."""
     recipe, local, drift = case.recipe, case.recipe.local, case.parts.sums["drift"]
     key, now = ("steps", local.steps) if local.steps is not None else ("epochs", local.epochs or 1)
     why = "users drift towards their own minima while they take their local steps"
@@ -99,7 +98,7 @@ def _drift_less(case: Case) -> Advice:
 
 
 def _change_bound(case: Case, cause: str) -> list[Advice]:
-    """The candidate whose floor is least, if it is worth it."""
+    """Advise the bound or split whose floor is least, if it is worth it."""
     now, floor = case.recipe.bounding, case.parts.floor
     tried = [(*_floor_with(case, each), each) for each in _candidates(now, len(case.measured.layout.names))]
     if not tried:
@@ -131,11 +130,12 @@ def _candidates(now: Bounding, layers: int) -> list[Bounding]:
 
 
 def _floor_with(case: Case, candidate: Bounding) -> tuple[float, float]:
-    """The floor under a candidate, and by what the central rate has to change for steps of the same length."""
+    """Compute the floor under a candidate, and the factor of the central rate that keeps steps as long as they are."""
     measured, plan, centre, parts = case.measured, case.plan, case.centre, case.parts
-    made, extra = bounder(candidate, measured.layout), 1.0
+    layout = measured.layout
+    made, extra = bounder(candidate, layout), 1.0
     if candidate.split == "learned":  # what the private estimate would find, and at most what it costs
-        norms = per_layer(measured.layout, measured.moving).sqrt().flatten(0, 1)
+        norms = per_layer(layout, measured.moving).sqrt().flatten(0, 1)
         wanted = torch.quantile(norms, LEARNED_QUANTILE, dim=0).clamp(min=1e-30)
         assert made.roots is not None
         made, extra = replace(made, layer_bounds=allocate(made.sensitivity, wanted, made.roots)), 0.8**-0.5
@@ -145,15 +145,12 @@ def _floor_with(case: Case, candidate: Bounding) -> tuple[float, float]:
         rate = old / max(new, 1e-300)
         rates = centre.rates * rate
     else:  # steps as long as the optimiser makes them, whatever the aggregate's length
-        lengths = [_length(measured, each, plan, more) for each, more in ((case.rule, 1.0), (made, extra))]
-        rate, rates = 1.0, centre.rates * lengths[0] / lengths[1].clamp(min=1e-300)
+        old_length, new_length = (  # (layers,) of each tensor of the aggregate, noise included
+            (per_layer(layout, aggregate(measured, each)) + noise_squares(plan, each, layout) * more**2).sqrt()
+            for each, more in ((case.rule, 1.0), (made, extra))
+        )
+        rate, rates = 1.0, centre.rates * old_length / new_length.clamp(min=1e-300)
     return split_error(measured, made, plan, replace(centre, rates=rates), extra).floor, rate
-
-
-def _length(measured: Measured, rule: Bounder, plan: Plan, extra: float) -> Tensor:
-    """The length of each tensor of the aggregate, noise included."""  # (layers,)
-    noise = noise_squares(plan, rule, measured.layout) * extra**2
-    return (per_layer(measured.layout, aggregate(measured, rule)) + noise).sqrt()
 
 
 def _describe(now: Bounding, chosen: Bounding) -> str:
@@ -182,7 +179,7 @@ def _yaml(value: Any) -> str:
 
 
 def _central_rate(recipe: Recipe, factor: float) -> list[str]:
-    """The central rate for an aggregate that is shorter by `factor`; optimisers that scale do without."""
+    """Raise the central rate for an aggregate that is shorter by `factor`; optimisers that rescale need no change."""
     if not isinstance(recipe.central, Sgd) or 0.9 < factor < 1.1:
         return []
     return [f"central.learning_rate={recipe.central.learning_rate * factor:.4g}"]
@@ -201,6 +198,7 @@ def _lower_rate(case: Case) -> list[Advice]:
 
 
 def _enlarge_cohort(case: Case) -> list[Advice]:
+    """A larger cohort averages chance and noise over more users."""
     plan, parts, now = case.plan, case.parts, case.recipe.sampling.cohort
     larger = min(4 * now, len(plan.weights))
     if larger <= now:

@@ -38,37 +38,25 @@ from dataclasses import dataclass
 class Clients:
     """What both theorems need to know."""
 
-    gap: float
-    """F(theta_0) - F*"""
-    steps: int
-    """T: the mean is over T + 1 iterates"""
-    learning_rate: float
-    """alpha"""
-    smoothness: float
-    """L"""
-    gradient: float
-    """B"""
-    within: float = 0.0
-    """rho_0^2"""
-    between: float = 0.0
-    """zeta_0^2"""
-    growth: float = 0.0
-    """rho_1^2 + zeta_1^2: how the two variances grow with ||grad F||^2"""
+    gap: float  # F(theta_0) - F*
+    steps: int  # T: the mean is over T + 1 iterates
+    learning_rate: float  # alpha
+    smoothness: float  # L
+    gradient: float  # B
+    within: float = 0.0  # rho_0^2
+    between: float = 0.0  # zeta_0^2
+    growth: float = 0.0  # rho_1^2 + zeta_1^2: how the two variances grow with ||grad F||^2
     dimension: int = 1
-    first_margin: float = 2.0
-    """Gamma_1 of Theorem 5.5"""
-    second_margin: float = 2.0
-    """Gamma_2 of Theorem 5.5, Gamma of C.5"""
+    first_margin: float = 2.0  # Gamma_1 of Theorem 5.5
+    second_margin: float = 2.0  # Gamma_2 of Theorem 5.5, Gamma of C.5
 
 
 @dataclass(frozen=True)
 class Bound:
     optimisation: float
-    privacy: float
-    """Clipping and noise."""
+    privacy: float  # Clipping and noise
     variance: float
-    largest_rate: float
-    """The theorem holds for learning rates below this."""
+    largest_rate: float  # The theorem holds for learning rates below this
     holds: bool
 
     @property

@@ -19,6 +19,7 @@ from confide.privacy.plan import Plan
 from confide.randomness import generator
 from confide.recipe import Recipe
 from confide.runs import checkpoint, folder
+from confide.runs.records import json_safe
 from confide.speech.model import kind_of
 from confide.theory import norm, pfl_asr
 from confide.theory.advice import Advice, Case, advise
@@ -54,7 +55,7 @@ class Diagnosis:
 
     @property
     def cause(self) -> str:
-        """The one that the whole model suffers from most."""
+        """The cause with the largest term over the whole model."""
         return dominant(self.parts.sums)
 
     def by_kind(self) -> dict[str, dict[str, float]]:
@@ -93,7 +94,8 @@ class Diagnosis:
             "bound": {**asdict(self.bound), "total": self.bound.total, "bound": self.bound.bound},
             "advice": [asdict(each) for each in self.advice],
         }  # fmt: skip
-        return {key: _finite(value) for key, value in document.items()}
+        safe: dict[str, Any] = json_safe(document)
+        return safe
 
     def to_text(self) -> str:
         m, kinds = self.measured, self.by_kind()
@@ -122,16 +124,14 @@ class Diagnosis:
     def _bound_text(self) -> str:
         terms = {k: v for k, v in asdict(self.bound).items() if k != "kappa"}
         largest = dominant(terms)
+        named = f"{largest.replace('_', ' ')}, {terms[largest]:.3g}"
         if self.bound.kappa <= 0:
             return (
                 f"PFL-ASR Theorem 3 says nothing here: its kappa is {self.bound.kappa:.3g}, since eta_loc T_loc is "
-                f"{self.measured.reach:.3g} and not near 1. Its largest term would be {largest.replace('_', ' ')}, "
-                f"{terms[largest]:.3g}"
+                f"{self.measured.reach:.3g} and not near 1. Its largest term would be {named}"
             )
-        return (
-            f"PFL-ASR Theorem 3 bounds the mean squared gradient by {self.bound.bound:.3g}; its largest term is "
-            f"{largest.replace('_', ' ')}, {terms[largest]:.3g}"
-        )
+        bound = f"{self.bound.bound:.3g}"
+        return f"PFL-ASR Theorem 3 bounds the mean squared gradient by {bound}; its largest term is {named}"
 
 
 def diagnose_run(run: Path, users: int = 16, draws: int = 2, seed: int = 0) -> Diagnosis:
@@ -185,7 +185,7 @@ def _bound(
     recipe: Recipe, measured: Measured, rule: Bounder, plan: Plan, centre: Centre, step: int, sigma: float,
     first_loss: float | None,
 ) -> pfl_asr.Terms:  # fmt: skip
-    """Theorem 3, corrected, with what was measured; L* is taken as 0, below which none of our losses goes."""
+    """Put what was measured into Theorem 3, corrected; L* is taken as 0, below which none of our losses goes."""
     norms = per_layer(measured.layout, measured.moving).sqrt()  # (users, draws, layers)
     intra = norms.var(dim=1, correction=1 if norms.shape[1] > 1 else 0).mean(dim=0)
     inter = norms.mean(dim=1).var(dim=0)
@@ -225,11 +225,3 @@ def _row(name: str, sums: dict[str, float], width: int) -> str:
     top = dominant(sums)
     cells = (f"{'*' if cause == top else ''}{value / total:.1%}" for cause, value in sums.items())
     return f"{name:<{width}}  {total:>9.3g}  " + "  ".join(f"{cell:>12}" for cell in cells)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_finite(each) for each in value]
-    return value if not isinstance(value, float) or math.isfinite(value) else None

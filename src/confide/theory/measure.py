@@ -1,10 +1,10 @@
-"""Measure at a checkpoint what the bounds speak of: updates, gradients, their variances, and smoothness by probing.
+"""Measure at a checkpoint what the bounds need: updates, gradients, their variances, and smoothness by probing.
 
 A sample of users trains from the checkpoint, as in the next central step, and each one's update is kept twice: as it
-is, and as it would be if the user had not moved while it took the same steps on the same batches ("still"). The pair
-tells drift from the rest without the noise of batches. Curvature is a difference of gradients between two near points
-(A1: ||grad(x) - grad(y)|| <= L ||x - y||), along random directions, which is what noise sees, along the users'
-differences, and along the image of both, which points to where the curvature is largest.
+is, and as it would be if the user had taken the same steps on the same batches without moving ("still"). The
+difference of the two is drift, free of the noise of batches. Curvature is a difference of gradients between two near
+points (A1: ||grad(x) - grad(y)|| <= L ||x - y||): along random directions, in which noise moves the model, along the
+users' differences, and along the image of both, which points to where the curvature is largest.
 
 None of this is private. It reads users' data and nothing of it is covered by a run's epsilon.
 """
@@ -51,14 +51,10 @@ class Measured:
     smoothness: float
     """L, from below: the largest curvature that was met."""
 
-    @property
-    def mean_gradient(self) -> Tensor:
-        return self.weights.to(self.gradients.dtype) @ self.gradients
-
     def user_variance(self) -> Tensor:
-        """Of the users' gradients around their mean: sigma_glob^2."""  # (layers,)
-        gaps = self.gradients - self.mean_gradient
-        return self.weights @ per_layer(self.layout, gaps)
+        """The variance of the users' gradients around their mean: sigma_glob^2."""  # (layers,)
+        mean = self.weights.to(self.gradients.dtype) @ self.gradients
+        return self.weights @ per_layer(self.layout, self.gradients - mean)
 
 
 def per_layer(layout: Layout, vectors: Tensor) -> Tensor:
@@ -93,18 +89,26 @@ def measure(
     probes = [_Prober(task, layout, local, seed * 1_000_003 + draw, central) for draw in range(draws)]
     found = [probe.probe(central, int(user), step) for user in chosen for probe in probes]
     gradients, losses = zip(*(probes[0].whole_gradient(central, int(user)) for user in chosen), strict=True)
-    moving = torch.stack([one.moving for one in found]).view(len(chosen), draws, -1)
-    still = torch.stack([one.still for one in found]).view(len(chosen), draws, -1)
+    moving, still, squares = (
+        torch.stack(each).view(len(chosen), draws, -1)
+        for each in zip(*((one.moving, one.still, one.squares) for one in found), strict=True)
+    )
     whole = torch.stack(gradients)
     own = weights[chosen] / weights[chosen].sum()
-    noise_curve, user_curve, smoothness = _curvature(
-        lambda point: _mean_gradient(probes[0], point, chosen, own), central, layout, whole, seed
-    )
+    # E ||g||^2 - ||E g||^2 over the batches of each user, mean over users
+    batch_variance = (squares.mean(dim=1) - per_layer(layout, whole)).clamp(min=0).mean(dim=0)  # (layers,)
+
+    def mean_gradient(point: Tensor) -> Tensor:
+        total = torch.zeros_like(point)
+        for user, weight in zip(chosen.tolist(), own.tolist(), strict=True):
+            total.add_(probes[0].whole_gradient(point, user)[0], alpha=weight)
+        return total
+
     return Measured(
         layout, chosen, torch.from_numpy(own), len(chosen) / len(held), moving, still, whole, float(own @ losses),
         float(np.mean([one.reach for one in found])), float(np.mean([one.steps for one in found])),
-        torch.stack([one.largest for one in found]).amax(dim=0), _batch_variance(found, layout, whole, draws),
-        noise_curve, user_curve, smoothness,
+        torch.stack([one.largest for one in found]).amax(dim=0), batch_variance,
+        *_probe_curvature(mean_gradient, central, layout, whole, seed),
     )  # fmt: skip
 
 
@@ -165,23 +169,10 @@ class _Prober(PlainTrainer):
         return total, loss
 
 
-def _batch_variance(found: list[_One], layout: Layout, gradients: Tensor, draws: int) -> Tensor:
-    """E ||g||^2 - ||E g||^2 over the batches of each user, mean over users."""  # (layers,)
-    squares = torch.stack([one.squares for one in found]).view(-1, draws, len(layout.names)).mean(dim=1)
-    return (squares - per_layer(layout, gradients)).clamp(min=0).mean(dim=0)
-
-
-def _mean_gradient(probe: _Prober, point: Tensor, users: np.ndarray, weights: np.ndarray) -> Tensor:
-    total = torch.zeros_like(point)
-    for user, weight in zip(users.tolist(), weights.tolist(), strict=True):
-        total.add_(probe.whole_gradient(point, user)[0], alpha=weight)
-    return total
-
-
-def _curvature(
+def _probe_curvature(
     gradient: Callable[[Tensor], Tensor], central: Tensor, layout: Layout, gradients: Tensor, seed: int
 ) -> tuple[Tensor, Tensor, float]:
-    """<v, H v> / <v, v> of each tensor for noise and for differences between users, and the largest ||H v|| / ||v||."""
+    """Probe <v, H v> / <v, v> of each tensor, along noise and users' differences, and the largest ||H v|| / ||v||."""
     draw = generator(seed, "diagnose directions")
     here = gradient(central)
     size = float(central.double().norm()) or 1.0

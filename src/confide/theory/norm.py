@@ -32,16 +32,11 @@ class Convex:
     """A problem and the choices that the theorems leave open."""
 
     rho: float
-    smoothness: float
-    """L"""
-    bound: float
-    """C^ = C / E"""
-    local_steps: int
-    """E"""
-    distance: float
-    """||w_0 - w*||"""
-    gamma: float | None = None
-    """None: L ||w_0 - w*||, which makes A least"""
+    smoothness: float  # L
+    bound: float  # C^ = C / E
+    local_steps: int  # E
+    distance: float  # ||w_0 - w*||
+    gamma: float | None = None  # None: L ||w_0 - w*||, which makes A least
     alpha: float = 1.0
 
     @property
@@ -61,9 +56,8 @@ class Convex:
     @property
     def initialisation(self) -> float:
         """Term A."""
-        return (
-            self.bound * (self.smoothness * self.distance**2 / self.balance + self.balance / self.smoothness) * self.rho
-        )
+        sides = self.smoothness * self.distance**2 / self.balance + self.balance / self.smoothness
+        return self.bound * sides * self.rho
 
     def unmet(self, gaps: Sequence[float]) -> list[str]:
         """The conditions of the theorems that do not hold; `gaps` are the Delta_i*."""
@@ -83,10 +77,8 @@ class Convex:
 
 @dataclass(frozen=True)
 class Bound:
-    initialisation: float
-    """A"""
-    heterogeneity: float
-    """B"""
+    initialisation: float  # A
+    heterogeneity: float  # B
 
     @property
     def total(self) -> float:
@@ -105,9 +97,8 @@ def rho_of_noise(noise: float, dimension: int, rounds: int) -> float:
 
 def theorem2(problem: Convex, norms: Sequence[float], gaps: Sequence[float]) -> Bound:
     """DP-FedAvg with clipping (eq. 6), from each user's ||u_i|| at a random round and its Delta_i*."""
-    within = [
-        gap if norm <= problem.bound * problem.local_steps else 0.0 for norm, gap in zip(norms, gaps, strict=True)
-    ]
+    whole = problem.bound * problem.local_steps
+    within = [gap if norm <= whole else 0.0 for norm, gap in zip(norms, gaps, strict=True)]
     weight = 3 * problem.local_steps / (2 * problem.alpha)
     return Bound(problem.initialisation, weight * _mean(within) * problem.rho)
 
@@ -121,12 +112,11 @@ def theorem4(problem: Convex, norms: Sequence[float], gaps: Sequence[float]) -> 
     """DP-NormFedAvg (eq. 14). A user with a zero update makes it infinite unless its Delta_i* is 0 too."""
     whole, steps, alpha = problem.bound * problem.local_steps, problem.local_steps, problem.alpha
     own = problem.bound**2 / (2 * alpha * problem.smoothness)
-    costs = [
-        (own + _over(whole, norm) * gap * problem.rho * steps / alpha**2 if gap else own) * steps
-        if norm <= whole
-        else 0.0
-        for norm, gap in zip(norms, gaps, strict=True)
-    ]
+
+    def cost(norm: float, gap: float) -> float:
+        return (own + _over(whole, norm) * gap * problem.rho * steps / alpha**2 if gap else own) * steps
+
+    costs = [cost(norm, gap) if norm <= whole else 0.0 for norm, gap in zip(norms, gaps, strict=True)]
     return Bound(problem.initialisation, _mean(costs) * problem.rho)
 
 
@@ -173,8 +163,8 @@ def best_local_steps(
     lipschitz: float, distance: float, rho: float, curvature: float, smoothness: float, gap: float
 ) -> int:
     """The E that makes eq. 11 least: as many as allowed, 1 / (2 rho), if users are alike enough, otherwise 1."""
-    gain = 11 * lipschitz * distance * rho / 48 * (curvature / smoothness) ** 2
-    return max(1, math.floor(1 / (2 * rho))) if gap < gain else 1
+    ends = (1, max(1, math.floor(1 / (2 * rho))))
+    return min(ends, key=lambda e: local_steps_bound(e, lipschitz, distance, rho, curvature, smoothness, gap))
 
 
 def _progress(problem: Convex, norms: Sequence[float], within: Sequence[float]) -> float:

@@ -38,48 +38,30 @@ from dataclasses import dataclass, fields, replace
 class Layer:
     """What the bound needs of one tensor."""
 
-    dimension: int
-    """d_h"""
-    gradient: float
-    """M_h: no gradient of the loss is longer"""
-    bound: float
-    """C_h; infinity for no clipping"""
-    trust: float = 1.0
-    """R_h: the trust ratio is at most this"""
-    scaling: float = 0.0
-    """P_h: no factor p of the optimiser is further from 1"""
-    intra: float = 0.0
-    """Psi_h^intra: variance of the norm of a user's update over its batches, mean over users and steps"""
-    inter: float = 0.0
-    """Psi_h^inter: variance over users of that norm's expectation, mean over steps"""
+    dimension: int  # d_h
+    gradient: float  # M_h: no gradient of the loss is longer
+    bound: float  # C_h; infinity for no clipping
+    trust: float = 1.0  # R_h: the trust ratio is at most this
+    scaling: float = 0.0  # P_h: no factor p of the optimiser is further from 1
+    intra: float = 0.0  # Psi_h^intra: variance of a user's update norm over its batches, mean over users and steps
+    inter: float = 0.0  # Psi_h^inter: variance over users of that norm's expectation, mean over steps
 
 
 @dataclass(frozen=True)
 class Setting:
     """What the bound needs of a run."""
 
-    gap: float
-    """L(theta_0) - L(theta*)"""
-    central_rate: float
-    """eta_glob"""
-    local_rate: float
-    """eta_loc"""
-    steps: int
-    """T"""
-    local_steps: int
-    """T_loc"""
-    smoothness: float
-    """L"""
-    global_variance: float = 0.0
-    """sigma_glob^2, of the users' gradients around their mean"""
-    local_variance: float = 0.0
-    """sigma_loc^2, of a batch's gradient around its user's"""
-    noise: float = 0.0
-    """sigma_DP, on the average, in units of C"""
-    xi: float = 1.0
-    """LAMB's constant in the denominator"""
-    bound: float | None = None
-    """C; none: the root of the sum of C_h^2"""
+    gap: float  # L(theta_0) - L(theta*)
+    central_rate: float  # eta_glob
+    local_rate: float  # eta_loc
+    steps: int  # T
+    local_steps: int  # T_loc
+    smoothness: float  # L
+    global_variance: float = 0.0  # sigma_glob^2, of the users' gradients around their mean
+    local_variance: float = 0.0  # sigma_loc^2, of a batch's gradient around its user's
+    noise: float = 0.0  # sigma_DP, on the average, in units of C
+    xi: float = 1.0  # LAMB's constant in the denominator
+    bound: float | None = None  # C; none: the root of the sum of C_h^2
 
     @property
     def reach(self) -> float:
@@ -108,11 +90,6 @@ class Terms:
         return math.fsum(getattr(self, each.name) for each in fields(self) if each.name != "kappa")
 
     @property
-    def gradients(self) -> float:
-        """The fifth term, whole: what is proportional to the sum of M_h^2."""
-        return self.drift + self.clipping + self.scaling
-
-    @property
     def bound(self) -> float:
         """What the mean squared gradient is at most; infinite where the theorem does not apply."""
         return self.total / self.kappa if self.kappa > 0 else math.inf
@@ -136,6 +113,9 @@ def _terms(
     """Theorem 2 for `grow` and `rate` of 1; Theorem 3's constants are `grow` times as large."""
     square, count = setting.reach**2, len(layers)
     gradients = math.fsum(x.gradient**2 for x in layers)
+    # sum_h M_h^2 / C_h^2, or with the factor that Lemma 3 gives
+    clipping = math.fsum(x.gradient**2 * (square * x.gradient**2 if corrected else 1.0) / x.bound**2 for x in layers)
+    spread = math.fsum(x.trust**2 * x.gradient**2 / x.bound**2 * (x.intra + x.inter) for x in layers)
     return Terms(
         1 - 8 * grow * (1 - setting.reach) ** 2,
         optimisation=2 * setting.gap / (setting.central_rate * setting.steps),
@@ -143,21 +123,17 @@ def _terms(
         local_noise=32 * grow * count * square * setting.local_variance,
         privacy_noise=_privacy_noise(setting, layers),
         drift=32 * grow * setting.smoothness**2 * square**2 * gradients,
-        clipping=2 * grow * square / rate * _clipping(setting, layers, corrected),
+        clipping=2 * grow * square / rate * clipping,
         scaling=scaling * square / rate * math.fsum((x.gradient * x.scaling) ** 2 for x in layers),
-        clipping_spread=4 * grow * square / (rate * setting.xi**2) * _spread(layers),
+        clipping_spread=4 * grow * square / (rate * setting.xi**2) * spread,
         sampling=5 * square * (1 - rate) / rate * gradients,
     )
 
 
 def corollary1(setting: Setting, layers: Sequence[Layer], corrected: bool = False) -> Terms:
     """Eq. 54: Theorem 2 at eta_glob = 1/sqrt(T) and eta_loc = 1/sqrt(T_loc T), whatever rates `setting` has."""
-    rates = replace(
-        setting,
-        central_rate=1 / math.sqrt(setting.steps),
-        local_rate=1 / math.sqrt(setting.local_steps * setting.steps),
-    )
-    return theorem2(rates, layers, corrected)
+    central, local = 1 / math.sqrt(setting.steps), 1 / math.sqrt(setting.local_steps * setting.steps)
+    return theorem2(replace(setting, central_rate=central, local_rate=local), layers, corrected)
 
 
 def noise_for(epsilon: float, delta: float, steps: int, largest_weight: float, constant: float = 1.0) -> float:
@@ -173,13 +149,3 @@ def _privacy_noise(setting: Setting, layers: Sequence[Layer]) -> float:
         return 0.0
     whole = setting.bound**2 if setting.bound is not None else math.fsum(x.bound**2 for x in layers)  # C^2
     return whole * setting.noise**2 / setting.xi**2 * math.fsum(x.trust**2 * x.dimension for x in layers)
-
-
-def _clipping(setting: Setting, layers: Sequence[Layer], corrected: bool) -> float:
-    """sum_h M_h^2 / C_h^2, or with what Lemma 3 really gives."""
-    own = setting.reach**2
-    return math.fsum(x.gradient**2 * (own * x.gradient**2 if corrected else 1.0) / x.bound**2 for x in layers)
-
-
-def _spread(layers: Sequence[Layer]) -> float:
-    return math.fsum(x.trust**2 * x.gradient**2 / x.bound**2 * (x.intra + x.inter) for x in layers)

@@ -52,7 +52,7 @@ _TINY = 1e-12
 
 @dataclass(frozen=True)
 class Centre:
-    """What the central optimiser makes of an aggregate, tensor by tensor."""
+    """How the central optimiser turns an aggregate into a step, tensor by tensor."""
 
     rates: Tensor  # (layers,) length of the step for an aggregate of length 1, momentum included
     trust: Tensor  # (layers,) R_h
@@ -103,7 +103,7 @@ def split_error(measured: Measured, rule: Bounder, plan: Plan, centre: Centre, e
         drift, bend = (moving - first * still).mean(dim=1), (sent - second * moving).mean(dim=1)
         users, batches = _sampling(sent, measured, plan)
         unit = float(centre.rates[h]) * s * a
-        quiet, lively = (_kept(unit * float(c[h])) for c in (measured.noise_curvature, measured.user_curvature))
+        quiet, lively = (_share_left(unit * float(c[h])) for c in (measured.noise_curvature, measured.user_curvature))
         signal = _square(still.mean(dim=1), measured) / a**2
         row = [
             0.0,
@@ -148,14 +148,12 @@ def central_step(
     rate = settings.learning_rate * settings.schedule(step)
     scales = torch.where(gradient != 0, taken / (rate * gradient.double()), 1.0)  # p_h, coordinate by coordinate
     tops = torch.stack([piece.abs().max() for piece in layout.pieces(scales)])
-    xi = settings.epsilon if isinstance(settings, Lamb) else 1.0
     lengths = [per_layer(layout, each).sqrt() for each in (taken, gradient)]
-    return Centre(
-        lasting * lengths[0] / lengths[1].clamp(min=1e-300),
-        _trust(settings, layout, parameters, gradient, own) if isinstance(settings, Lamb) else tops,
-        torch.stack([(1 - piece).abs().max() for piece in layout.pieces(scales)]),
-        xi,
-    )
+    rates = lasting * lengths[0] / lengths[1].clamp(min=1e-300)
+    gaps = torch.stack([(1 - piece).abs().max() for piece in layout.pieces(scales)])
+    if isinstance(settings, Lamb):
+        return Centre(rates, _trust(settings, layout, parameters, gradient, own), gaps, settings.epsilon)
+    return Centre(rates, tops, gaps, 1.0)
 
 
 def _trust(settings: Lamb, layout: Layout, parameters: Tensor, gradient: Tensor, memory: dict[str, Tensor]) -> Tensor:
@@ -175,7 +173,7 @@ def _factors(measured: Measured, rule: Bounder) -> Tensor:
 
 
 def _slope(before: Tensor, after: Tensor) -> float:
-    """s in after = s before + rest."""
+    """s of the least-squares fit after = s before + rest."""
     below = float(before.square().sum())
     return float((before * after).sum()) / below if below > 0 else 1.0
 
@@ -209,7 +207,7 @@ def noise_squares(plan: Plan, rule: Bounder, layout: Layout) -> Tensor:
     return sizes * kind.variance(kind.event_at(0, rule.sensitivity))
 
 
-def _kept(x: float) -> float:
-    """x / (2 - x), the squared gradient that an error of variance 1 keeps up; 1 where steps are too long to settle."""
+def _share_left(x: float) -> float:
+    """x / (2 - x), the squared gradient that an error of variance 1 leaves; 1 where steps are too long to settle."""
     x = min(max(x, 0.0), 1.0)
     return x / (2 - x)

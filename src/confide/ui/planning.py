@@ -82,7 +82,7 @@ def by_rdp(given: Mapping[str, str]) -> dict[str, Any]:
 def enough(given: Mapping[str, str]) -> dict[str, Any]:
     """Grow cohort and population together until epsilon is below 10."""
     point = point_of(given)
-    found = planner.grown(point, TARGET)
+    found = planner.grow(point, TARGET)
     if found is None:
         return {"said": "Even 10 billion users would be too few at this noise per user."}
     if found.population == point.population:

@@ -32,7 +32,7 @@ TAIL = 10.0
 
 @dataclass(frozen=True)
 class OwnTerms:
-    """What this client's own copy of the recipe says about noise; `digest` names the recipe."""
+    """What this client's own copy of the recipe says about noise; `digest` identifies the recipe."""
 
     privacy: Privacy
     sampling: Sampling
@@ -48,23 +48,19 @@ class OwnNoise:
         if terms.privacy.trust == "local" and state is None:
             raise UserError("privacy.trust=local: give --state FOLDER, where this client keeps its own privacy ledger")
         self.terms, self.bound, self.state = terms, bound, state
-        self.plan: Plan | None = None
-        self.ledger: Ledger | None = None
+        self._made: tuple[Plan, Ledger] | None = None
 
-    def planned(self, population: int) -> Plan:
-        """The plan of a federation of this size, made by this client."""
-        if self.plan is None or len(self.plan.weights) != population:
+    def plan_for(self, population: int) -> tuple[Plan, Ledger]:
+        """Make this client's own plan and ledger for a federation of this size, or return those already made."""
+        if self._made is None or len(self._made[0].weights) != population:
             terms, weights = self.terms, np.full(population, 1 / population)
-            made = make_plan(terms.privacy, terms.sampling, weights, self.bound, terms.steps, terms.seed)
-            self.plan, self.ledger = made, self._open(made)
-        return self.plan
+            plan = make_plan(terms.privacy, terms.sampling, weights, self.bound, terms.steps, terms.seed)
+            self._made = plan, self._open(plan)
+        return self._made
 
     def add_local(self, update: Tensor, weight: float, user: int, step: int, population: int) -> None:
         """Add w_k N(0, (z C)^2) to w_k u_k, with the line on this client's disk before."""
-        plan = self.planned(population)
-        book = self.ledger
-        if book is None:
-            raise AssertionError("a plan comes with a ledger")
+        plan, book = self.plan_for(population)
         if book.count >= self.terms.steps:
             raise UserError(
                 f"this client has answered {book.count} times, which is all that its guarantee was made for "
@@ -102,7 +98,7 @@ def local_slack(plan: Plan, bound: float, dimension: int) -> float:
 
 
 def noisy_share(update: Tensor, step: float, plan: Plan, scale: float, user: int, at: int, attempt: int) -> np.ndarray:
-    """An update rounded to multiples of `step`, with noise, as whole multiples."""
+    """Round an update to multiples of `step`, add noise, and return it as whole multiples."""
     rounded = torch.from_numpy(np.rint(update.double().numpy() / step) * step)
     plan.source.add(rounded, scale, Address(at, user + 1, attempt))
     return np.rint(rounded.numpy() / step)

@@ -92,7 +92,7 @@ class Session:
         return [self.masking.public_key().public_bytes_raw(), self.sealing.public_key().public_bytes_raw()]
 
     def deal(self, users: list[int], masking: list[bytes], sealing: list[bytes], least: int) -> list[bytes]:
-        """Shares for each of `users`, in that order, each sealed for its owner."""
+        """Draw this user's seed and return shares of its secrets for each of `users`, each sealed for its owner."""
         from flwr.common.secure_aggregation.crypto.shamir import create_shares
 
         if self.peers or self.user not in users or len(set(users)) != len(users):
@@ -112,7 +112,10 @@ class Session:
         if self.held:  # two updates under one mask would differ by something that nothing hides
             raise UserError("this client has already sent its masked update of this round")
         for user, box in zip(users, sealed, strict=True):
-            content = self._open(user, box)
+            try:
+                content = self._cipher(user).decrypt(_direction(user, self.user), box, None)
+            except InvalidTag:
+                raise UserError(f"the shares of user {user} are damaged or not meant for user {self.user}") from None
             self.held[user] = (content[: len(content) // 2], content[len(content) // 2 :])
         if len(self.held) < self.least or self.user not in self.held:
             raise UserError(f"shares of {len(self.held)} users came, and {self.least} are needed")
@@ -122,25 +125,19 @@ class Session:
         return mask(ring, self.user, pairs, step, self.seed)
 
     def shares(self, arrived: list[int]) -> list[bytes]:
-        """For those who arrived the seed's share, for the others the key's, in the order of `held`. Once only."""
+        """Give the seed's share of each user who arrived and the key's of each other one, sorted by user; once only."""
         if self.opened or len(set(arrived)) < self.least or set(arrived) - set(self.held) or self.user not in arrived:
             raise UserError(f"{len(set(arrived))} masked updates are not enough to open the sum; {self.least} are")
         self.opened = True
         return [self.held[u][0] if u in arrived else self.held[u][1] for u in sorted(self.held)]
 
     def _cipher(self, user: int) -> ChaCha20Poly1305:
-        """What shares between this user and another are sealed with."""
+        """The cipher that seals shares between this user and another."""
         return ChaCha20Poly1305(agree(self.sealing, self.peers[user][1], self.nonce, "seal"))
-
-    def _open(self, user: int, box: bytes) -> bytes:
-        try:
-            return self._cipher(user).decrypt(_direction(user, self.user), box, None)
-        except InvalidTag:
-            raise UserError(f"the shares of user {user} are damaged or not meant for user {self.user}") from None
 
 
 def agree(own: X25519PrivateKey, theirs: bytes, nonce: str, purpose: str) -> bytes:
-    """The key of a pair, for one round and one purpose."""
+    """Derive the key of a pair of users, for one round and one purpose."""
     shared = own.exchange(X25519PublicKey.from_public_bytes(theirs))
     return HKDF(hashes.SHA256(), 32, nonce.encode(), f"confide {purpose}".encode()).derive(shared)
 
@@ -151,7 +148,7 @@ def _direction(sender: int, receiver: int) -> bytes:
 
 
 class Opening:
-    """The server's sum of masked updates, and how the masks come off."""
+    """The server's sum of masked updates, from which it takes the masks off at the end."""
 
     def __init__(self, ring: Ring, nonce: str, step: int, public: Mapping[int, bytes], least: int) -> None:
         """`public`: the masking keys of the users whose shares were dealt."""
@@ -194,6 +191,6 @@ class Opening:
 
 
 def longest(ring: Ring, bound: float, weight: float, scale: float, arrived: int) -> float:
-    """No sum of so many honest answers is longer, but with probability 2e-22."""
+    """Return the norm that no sum of so many honest answers exceeds, but with probability 2e-22."""
     noise = scale * math.sqrt(arrived) * (math.sqrt(ring.dimension) + TAIL)
     return float(arrived * weight * bound + noise + ring.step * math.sqrt(ring.dimension) * arrived)
