@@ -108,11 +108,10 @@ class Event:
     @staticmethod
     def from_json(document: object) -> Event:
         """Read an event back; anything that is not exactly an event is refused."""
+        names = {each.name for each in fields(Event)}
         try:
-            if isinstance(document, dict) and document.keys() == {each.name for each in fields(Event)}:
-                event = Event(**document)
-                if _is_known(event):
-                    return event
+            if isinstance(document, dict) and document.keys() == names and _is_known(event := Event(**document)):
+                return event
         except (TypeError, UserError):
             pass
         raise UserError(f"event {document!r} is not one that the accountant knows; it is refused")

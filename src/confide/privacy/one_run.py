@@ -61,11 +61,12 @@ def lower_bound(canaries: int, guesses: int, right: int, delta: float, error: fl
 
 def best_possible(canaries: int, delta: float, error: float) -> float:
     """The epsilon that would be proven if every guess were right; an audit of this size can prove no more."""
-    counts = (guesses_of(canaries, share) for share in SHARES)
+    counts = [guesses_of(canaries, share) for share in SHARES]
     return max(lower_bound(canaries, n, n, delta, error / len(SHARES)) for n in counts)
 
 
 def guesses_of(canaries: int, share: float) -> int:
+    """The number of canaries to guess for a share of them: even, half as included and half as left out."""
     return max(2, 2 * round(canaries * share / 2))
 
 

@@ -87,15 +87,14 @@ class Diagnosis:
             layers.append(
                 {"name": name, "kind": _kind(name), "size": size, "dominant": dominant(terms), "terms": terms, **own}
             )
-        document: dict[str, Any] = {
+        document: dict[str, Any] = json_safe({
             "warning": WARNING, "step": self.step, "users": len(m.users), "dominant": self.cause, "terms": p.sums,
             "squared_gradient": float(p.signal.sum()), "loss": m.loss, "smoothness": m.smoothness, "reach": m.reach,
             "local_steps": m.local_steps, "rho": self.rho, "layers": layers,
             "bound": {**asdict(self.bound), "total": self.bound.total, "bound": self.bound.bound},
             "advice": [asdict(each) for each in self.advice],
-        }  # fmt: skip
-        safe: dict[str, Any] = json_safe(document)
-        return safe
+        })  # fmt: skip
+        return document
 
     def to_text(self) -> str:
         m, kinds = self.measured, self.by_kind()

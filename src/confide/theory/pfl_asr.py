@@ -113,6 +113,10 @@ def _terms(
     """Theorem 2 for `grow` and `rate` of 1; Theorem 3's constants are `grow` times as large."""
     square, count = setting.reach**2, len(layers)
     gradients = math.fsum(x.gradient**2 for x in layers)
+    noise = 0.0
+    if setting.noise != 0:  # without noise C may be infinite
+        whole = setting.bound**2 if setting.bound is not None else math.fsum(x.bound**2 for x in layers)  # C^2
+        noise = whole * setting.noise**2 / setting.xi**2 * math.fsum(x.trust**2 * x.dimension for x in layers)
     # sum_h M_h^2 / C_h^2, or with the factor that Lemma 3 gives
     clipping = math.fsum(x.gradient**2 * (square * x.gradient**2 if corrected else 1.0) / x.bound**2 for x in layers)
     spread = math.fsum(x.trust**2 * x.gradient**2 / x.bound**2 * (x.intra + x.inter) for x in layers)
@@ -121,7 +125,7 @@ def _terms(
         optimisation=2 * setting.gap / (setting.central_rate * setting.steps),
         global_noise=16 * grow * count * square * setting.global_variance,
         local_noise=32 * grow * count * square * setting.local_variance,
-        privacy_noise=_privacy_noise(setting, layers),
+        privacy_noise=noise,
         drift=32 * grow * setting.smoothness**2 * square**2 * gradients,
         clipping=2 * grow * square / rate * clipping,
         scaling=scaling * square / rate * math.fsum((x.gradient * x.scaling) ** 2 for x in layers),
@@ -142,10 +146,3 @@ def noise_for(epsilon: float, delta: float, steps: int, largest_weight: float, c
     A run's own noise comes from an accountant; this is for the bound's dependence on epsilon.
     """
     return largest_weight * math.sqrt(constant * steps * math.log(1 / delta)) / epsilon
-
-
-def _privacy_noise(setting: Setting, layers: Sequence[Layer]) -> float:
-    if setting.noise == 0:  # also where nothing is bounded, and C is infinite
-        return 0.0
-    whole = setting.bound**2 if setting.bound is not None else math.fsum(x.bound**2 for x in layers)  # C^2
-    return whole * setting.noise**2 / setting.xi**2 * math.fsum(x.trust**2 * x.dimension for x in layers)

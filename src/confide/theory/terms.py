@@ -147,13 +147,12 @@ def central_step(
     taken = (parameters - after).double()
     rate = settings.learning_rate * settings.schedule(step)
     scales = torch.where(gradient != 0, taken / (rate * gradient.double()), 1.0)  # p_h, coordinate by coordinate
-    tops = torch.stack([piece.abs().max() for piece in layout.pieces(scales)])
     lengths = [per_layer(layout, each).sqrt() for each in (taken, gradient)]
     rates = lasting * lengths[0] / lengths[1].clamp(min=1e-300)
     gaps = torch.stack([(1 - piece).abs().max() for piece in layout.pieces(scales)])
     if isinstance(settings, Lamb):
         return Centre(rates, _trust(settings, layout, parameters, gradient, own), gaps, settings.epsilon)
-    return Centre(rates, tops, gaps, 1.0)
+    return Centre(rates, torch.stack([piece.abs().max() for piece in layout.pieces(scales)]), gaps, 1.0)
 
 
 def _trust(settings: Lamb, layout: Layout, parameters: Tensor, gradient: Tensor, memory: dict[str, Tensor]) -> Tensor:

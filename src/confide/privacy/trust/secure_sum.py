@@ -103,10 +103,8 @@ def mask(ring: Ring, user: int, pair_seeds: Mapping[int, bytes], step: int, self
     for other, seed in pair_seeds.items():
         if other == user:
             raise UserError(f"user {user} is paired with itself")
-        if other > user:
-            total += prg(ring, seed, step)
-        else:
-            total -= prg(ring, seed, step)
+        add_or_take = np.add if other > user else np.subtract
+        add_or_take(total, prg(ring, seed, step), out=total)
     return total
 
 
