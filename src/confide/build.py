@@ -133,6 +133,8 @@ def ledger_header(recipe: Recipe, plan: Plan, task: Task) -> dict[str, Any]:
     return {
         "inputs": dict(task.fingerprint) | code_digests(recipe),
         "recipe": recipe.digest,
+        "population": len(plan.weights),
+        "fresh_cohorts": True,
         "delta": plan.delta,
         "accountant": plan.accountant,
         "adjacency": plan.event.adjacency,

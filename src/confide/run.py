@@ -24,6 +24,7 @@ from confide.federated.parameters import Layout, flatten
 from confide.federated.probe import Probe, Signal
 from confide.federated.state import State
 from confide.federated.task import Task
+from confide.privacy.events import Event
 from confide.privacy.ledger import Ledger
 from confide.privacy.plan import Plan, Release
 from confide.recipe import Recipe
@@ -69,10 +70,10 @@ class Loop:
 
     def step(self, state: State) -> Step:
         """One central step, in place: PFL-ASR Algorithm 1, lines 3-16."""
-        t = state.step
-        cohort = self.plan.cohort(t) if state.pending is None else state.pending.numpy()  # 3: or the one that is owed
-        rule = self.bounds.rule(state)  # C of this step
-        tally, release = self._train(state, cohort, rule)  # 4-12: train, bound, sum; the ledger has the release
+        t, rule = state.step, self.bounds.rule(state)  # C of this step
+        event = self.plan.mechanism.event_at(t, rule.sensitivity)
+        cohort = self._sample(state, event)  # 3
+        tally, release = self._train(state, cohort, rule, event)  # 4-12: train, bound, sum; the ledger has the release
         gradient = self.total.div_(self.plan.rate)  # 14: by the expected cohort's share, never the realised one's
         signal = self.probe.measure(t, state.parameters, gradient)
         own = self.bounds.own_noise(state, tally, cohort)
@@ -83,7 +84,19 @@ class Loop:
         state.step, state.pending = t + 1, None
         return Step(t + 1, self.bounds.shown(state, rule), tally, signal, noise)
 
-    def _train(self, state: State, cohort: np.ndarray, rule: Bounder) -> tuple[Tally, Release]:
+    def _sample(self, state: State, event: Event) -> np.ndarray:
+        """Draw the cohort of this attempt at the step, or return the one that too few users answered for."""
+        if state.pending is not None:
+            return np.asarray(state.pending.numpy())
+        attempt = self.ledger.next_attempt(state.step, event, self.environment, self._repeats)
+        return self.plan.cohort(state.step, attempt if self.ledger.fresh_cohorts else 0)
+
+    @property
+    def _repeats(self) -> bool:
+        """Whether a step that is made again gives the same bytes."""
+        return self.plan.source.repeatable and self.engine.traits.repeatable
+
+    def _train(self, state: State, cohort: np.ndarray, rule: Bounder, event: Event) -> tuple[Tally, Release]:
         """Train the cohort and have the release in the ledger, before any of it is seen.
 
         The server's noise comes after the sum, so the line is written in between, and a round that was abandoned
@@ -91,11 +104,9 @@ class Loop:
         asked. The cohort stays the same: to draw until enough users answer would not be the sampler accounted for.
         """
         traits, t = self.engine.traits, state.step
-        event = self.plan.mechanism.event_at(t, rule.sensitivity)
-        repeatable = self.plan.source.repeatable and traits.repeatable
         for left in reversed(range(traits.tries)):
             release = Release(
-                self.plan, event, cohort, t, self.ledger, self.environment, repeatable, from_users=traits.noisy
+                self.plan, event, cohort, t, self.ledger, self.environment, self._repeats, from_users=traits.noisy
             )
             if traits.noisy:
                 release.record()

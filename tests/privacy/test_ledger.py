@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from confide import recipe
+from confide import build, recipe
 from confide.errors import UserError
 from confide.privacy import ledger
 from confide.privacy.accountant import epsilon
@@ -468,3 +469,66 @@ def test_a_torn_line_is_dropped_when_the_run_goes_on(
     path.write_bytes(path.read_bytes()[:-30])
     folder.resume(tmp_path / "run", quiet=True)
     assert lines_of(tmp_path / "run") == lines_of(finished)
+
+
+# Steps that are made again
+
+
+def twice(*header: str) -> tuple[list[list[int]], list[list[int]], Ledger]:
+    """The cohorts of a run, those of the same run on another machine, and the ledger that both wrote."""
+    wanted = recipe.load(
+        "convex/digits", ["sampling.cohort=3", "privacy={mechanism: gaussian, noise_multiplier: 0.7, delta: 1.0e-5}"]
+    )
+    book = Ledger.create(None, dict.fromkeys(header, True))
+    loop = build.make_loop(wanted, lambda _: book)
+    cohorts: list[list[list[int]]] = []
+    for place in (HERE, ELSEWHERE):
+        there, drawn = replace(loop, environment=place), list[list[int]]()
+        train = loop.engine.train
+
+        def watched(central: Tensor, cohort: np.ndarray, *rest: Any, drawn: Any = drawn, train: Any = train) -> Any:
+            drawn.append(cohort.tolist())
+            return train(central, cohort, *rest)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loop.engine, "train", watched)
+            state = there.start()
+            for _ in range(20):
+                there.step(state)
+        cohorts.append(drawn)
+    return cohorts[0], cohorts[1], book
+
+
+def test_a_step_that_is_made_again_elsewhere_draws_a_cohort_of_its_own() -> None:
+    first, second, book = twice("fresh_cohorts")
+    assert book.count == 40
+    assert sum(one != other for one, other in zip(first, second, strict=True)) > 15
+    assert len(book.charged()) == 40
+
+
+def test_an_old_ledger_is_charged_for_one_cohort_that_was_released_twice() -> None:
+    """Two releases over the same cohort are one of z / sqrt(2), which costs far more than two independent ones."""
+    first, second, book = twice()
+    assert first == second
+    charged = book.charged()
+    assert [event.noise_multiplier for event in charged] == pytest.approx([0.7 / math.sqrt(2)] * 20)
+    independent = epsilon([entry.event for entry in book.entries], 1e-5, "pld")
+    assert epsilon(charged, 1e-5, "pld") > 2 * independent
+
+
+def test_a_run_does_not_go_on_over_another_population(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rate, and with it the amplification, would be another from there on."""
+    wanted = digits()
+    with monkeypatch.context() as patch:
+        killed_at(1, False, tmp_path / "run", patch)
+    made = build.user_weights
+
+    def fewer(*given: Any) -> np.ndarray:
+        return made(*given)[:100] * 2.87
+
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "user_weights", fewer)
+        with pytest.raises(UserError, match=r"was begun with 287 users and there are 100 now"):
+            folder.resume(tmp_path / "run", quiet=True)
+    assert folder.resume(tmp_path / "run", quiet=True)["population"] == 287
+    assert wanted.sampling.cohort < 100

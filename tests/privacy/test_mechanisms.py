@@ -98,7 +98,7 @@ def test_system_cohorts_cannot_be_foretold_from_the_recipe() -> None:
 
 
 def test_a_step_of_system_noise_that_is_made_again_is_charged_again(tmp_path: Path) -> None:
-    book = Ledger.create(tmp_path / ledger.FILE, {})
+    book = Ledger.create(tmp_path / ledger.FILE, {"for_release": True})
     event = plan_of(uniform(100), 20).event
     assert [book.record(0, event, "here", repeatable=False) for _ in range(3)] == [0, 1, 2]
     assert len(Ledger.read(tmp_path / ledger.FILE).charged()) == 3

@@ -92,6 +92,11 @@ class Ledger:
     def count(self) -> int:
         return len(self.entries)
 
+    @property
+    def fresh_cohorts(self) -> bool:
+        """Whether every attempt at a step draws a cohort of its own, as in all runs but old seeded ones."""
+        return bool(self.header.get("fresh_cohorts"))
+
     def charged(self) -> list[Event]:
         """List the events that an accountant composes: one for each line.
 
@@ -99,8 +104,10 @@ class Ledger:
         step that was made m times stands for m runs.
         """
         whole = [entry for entry in self.entries if entry.event.whole_run and entry.event.private]
-        if not whole:
+        if not whole and (self.fresh_cohorts or self.header.get("for_release")):
             return [entry.event for entry in self.entries]
+        if not whole:
+            return self._joined()
         kinds = {replace(entry.event, sensitivity=None) for entry in self.entries}
         if len(kinds) > 1 or any(entry.step >= entry.event.rounds for entry in whole):
             raise UserError(
@@ -108,19 +115,40 @@ class Ledger:
             )
         return [whole[0].event] * max(Counter(entry.step for entry in whole).values())
 
+    def _joined(self) -> list[Event]:
+        """List one event for each step of a seeded run from before attempts had cohorts of their own.
+
+        Releases over one and the same cohort are one release of it, with z^-2 the sum of theirs.
+        """
+        steps: dict[int, list[Event]] = {}
+        for entry in self.entries:
+            steps.setdefault(entry.step, []).append(entry.event)
+        return [
+            events[0]
+            if len(events) == 1 or not all(event.private for event in events)
+            else replace(events[0], noise_multiplier=sum(e.noise_multiplier**-2 for e in events) ** -0.5)
+            for events in steps.values()
+        ]
+
     def record(self, step: int, event: Event, environment: str, repeatable: bool = True) -> int:
         """Write the release of `step` to disk and return which attempt it is; the noise may only be drawn after that.
 
         Noise that cannot be drawn again is a new release every time, with a line of its own.
         """
+        attempt, past = self.next_attempt(step, event, environment, repeatable), self.latest.get(step)
+        if past is None or past.attempt != attempt:
+            entry = Entry(step, attempt, environment, event)
+            body = {"step": step, "attempt": attempt, "environment": environment, "event": event.to_json()}
+            self._write(body, entry)
+        return attempt
+
+    def next_attempt(self, step: int, event: Event, environment: str, repeatable: bool = True) -> int:
+        """Return which attempt at `step` its next release will be: the last one, if that can be repeated to the bit."""
         past = self.latest.get(step)
         same = past is not None and (past.environment, past.event) == (environment, event)
         if repeatable and past is not None and same and self._history_stands(past):
             return past.attempt
-        entry = Entry(step, past.attempt + 1 if past else 0, environment, event)
-        body = {"step": step, "attempt": entry.attempt, "environment": environment, "event": event.to_json()}
-        self._write(body, entry)
-        return entry.attempt
+        return past.attempt + 1 if past else 0
 
     def _history_stands(self, past: Entry) -> bool:
         """Whether no earlier step was released anew since then; this step would otherwise start from another model."""

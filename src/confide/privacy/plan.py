@@ -67,9 +67,9 @@ class Plan:
         """The expected share of the population in a step, which the sum is divided by."""
         return self.event.rate
 
-    def cohort(self, step: int) -> np.ndarray:
+    def cohort(self, step: int, attempt: int = 0) -> np.ndarray:
         seed = self.seed if self.source.repeatable else None
-        return draw_cohort(self.sampler, self.cohort_size, len(self.weights), seed, step)
+        return draw_cohort(self.sampler, self.cohort_size, len(self.weights), seed, step, attempt)
 
     def noisy_shares(self, counts: Tensor, event: Event, step: int, attempt: int) -> Tensor:
         """Of each counter, the share of users within the bound, from the sum of their +1/2 and -1/2.

@@ -42,20 +42,28 @@ def sampler_of(settings: Sampling, population: int) -> Kind:
     return "everyone" if settings.cohort == population else settings.kind
 
 
-def draw_cohort(kind: Kind, cohort: int, population: int, seed: int | None, step: int) -> np.ndarray:
-    """Draw the cohort's users, in rising order. Without a seed nobody can foretell them or draw them again."""
+def draw_cohort(kind: Kind, cohort: int, population: int, seed: int | None, step: int, attempt: int = 0) -> np.ndarray:
+    """Draw the cohort's users, in rising order. Without a seed nobody can foretell them or draw them again.
+
+    Every attempt at a step has a cohort of its own: an accountant takes two releases for independent draws.
+    """
     if kind == "everyone" or cohort == population:
         return np.arange(population)
     if kind == "cyclic":
         return cyclic_cohort(population, cohort, seed or 0, step)  # the schedule is public in any case
     if kind == "poisson":
-        return _bernoulli(cohort / population, population, seed, step)
-    draw = generator(int.from_bytes(os.urandom(16)) if seed is None else seed, "cohort", step)
+        return _bernoulli(cohort / population, population, seed, _place(step, attempt))
+    purpose = f"cohort of attempt {attempt}" if attempt else "cohort"
+    draw = generator(int.from_bytes(os.urandom(16)) if seed is None else seed, purpose, step)
     return np.sort(draw.choice(population, size=cohort, replace=False))
 
 
-def _bernoulli(rate: float, population: int, seed: int | None, step: int) -> np.ndarray:
-    place = f"{seed}/cohort/{step}".encode()
+def _place(step: int, attempt: int) -> str:
+    return f"{step}/{attempt}" if attempt else str(step)
+
+
+def _bernoulli(rate: float, population: int, seed: int | None, at: str) -> np.ndarray:
+    place = f"{seed}/cohort/{at}".encode()
     key = os.urandom(16) if seed is None else hashlib.blake2b(place, digest_size=16, person=b"confide cohort").digest()
     stream = keystream(key, 0)
     threshold = np.uint32(int(rate * 2**32))

@@ -256,6 +256,12 @@ def _open_ledger(folder: Path, wanted: Recipe, header: dict[str, Any]) -> Ledger
     if book.header.get("recipe") != wanted.digest:
         raise UserError(_CHANGED.format(folder / RECIPE))
     fingerprint.check(folder, book.header, header)
+    before = book.header.get("population") or (book.entries[0].event.population if book.entries else None)
+    if before not in (None, header["population"]):
+        raise UserError(
+            f"{folder} was begun with {before} users and there are {header['population']} now; one guarantee cannot "
+            "stand for two populations, so nothing was done. Put back the users, or start another run"
+        )
     return book
 
 
