@@ -150,7 +150,7 @@ def test_a_client_killed_in_a_round_of_distributed_trust_leaves_no_less_noise(tm
     still, start = simulate(load(recipe, ["run.steps=1", "central.learning_rate=1e-30"]))
     deviation = float((model_of(here.run, still.layout) - start.parameters).std()) / math.sqrt(4)  # of a step
     wanted = summary["noise_multiplier"] / 4  # z C w
-    assert 0.93 * wanted < deviation < 1.07 * wanted * math.sqrt(4 / 3)
+    assert deviation == pytest.approx(math.sqrt(2) * wanted, rel=0.07), "twice the variance, with three as with four"
 
 
 SPEECH = """\

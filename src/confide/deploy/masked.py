@@ -20,6 +20,8 @@ from confide.engines.engine import Abandoned, Traits
 from confide.federated.bounding import ROUNDING
 from confide.federated.cohort import Tally
 from confide.federated.parameters import norm
+from confide.privacy.gaussian import Address, System
+from confide.privacy.mechanisms.distributed import top_up
 from confide.privacy.plan import Plan
 from confide.privacy.trust.own_noise import share_scale
 from confide.privacy.trust.secure import KEYS, MASKED, SHARES, UNMASK, Opening, longest, ring_for, threshold
@@ -40,6 +42,9 @@ class Masked(Remote):
     def train(
         self, central: Tensor, cohort: np.ndarray, step: int, total: Tensor, bounds: Tensor | None = None
     ) -> Tally:
+        if len(cohort) == 0:  # a release of noise alone
+            self._top_up(total.zero_(), share_scale(self.plan, self.rule.sensitivity, 1), 1, 0)
+            return Tally()
         call, began = Call.new(self.run, self.door.identity, step), time.monotonic()
         owners = {user: node for user, node in self._owners(cohort).items() if node >= 0}
         least = threshold(len(cohort), self.terms.needed(len(cohort)))
@@ -82,9 +87,14 @@ class Masked(Remote):
             given += opening.take_shares(parcel.facts.get("shares"))
         _enough(step, "opening", given, len(cohort), least)
         self._open(opening, total, longest(ring, self.rule.sensitivity, weight, scale, len(left)), step)
+        self._top_up(total, scale, least, len(left))
         if len(left) < len(cohort):
             self.say(f"step {step + 1}: cohort {len(cohort)}, {len(left)} in the sum, noise made for {least}")
         return tally
+
+    def _top_up(self, total: Tensor, scale: float, least: int, arrived: int) -> None:
+        """Add the server's own noise. It is never drawn again, whatever the recipe says: no round can be repeated."""
+        System().add(total, top_up(scale, least, arrived), Address(0))
 
     def _open(self, opening: Opening, total: Tensor, limit: float, step: int) -> None:
         try:

@@ -196,8 +196,9 @@ def check_ledger(folder: Path) -> dict[str, Any]:
         "begins_elsewhere": book.header.get("begins_elsewhere", False),
     }
     if book.header.get("trust") == "distributed" and delta is not None:
-        releases, against_server = server_view(book.entries, delta, kind)
-        found |= {"epsilon_server": finite(against_server), "releases_of_a_user": releases}
+        seen = server_view(book.entries, delta, kind)
+        found |= {"epsilon_server": finite(seen.server), "epsilon_server_and_client": finite(seen.with_client)}
+        found["releases_of_a_user"] = seen.releases
     return found
 
 
@@ -355,7 +356,11 @@ def _finish(folder: Path, loop: Loop, state: State, page: WritePage | None) -> d
         "begins_elsewhere": spent["begins_elsewhere"],
         "environment": describe_environment(),
     }
-    summary |= {name: spent[name] for name in ("epsilon_server", "releases_of_a_user") if name in spent}
+    summary |= {
+        name: spent[name]
+        for name in ("epsilon_server", "epsilon_server_and_client", "releases_of_a_user")
+        if name in spent
+    }
     if page is not None:
         page(folder, loop.recipe, summary)
     write_atomically(folder / SUMMARY, (json.dumps(summary, indent=2, allow_nan=False) + "\n").encode())

@@ -1,7 +1,8 @@
 """Noise that a client adds itself, and the client's own record of it (PFL-ASR Algorithm 1, line 13; CAR section 3.4).
 
     local         w_k (u_k + N(0, (z C)^2))          what the server sees of a user is private by itself
-    distributed   w_k u_k + N(0, (z C w)^2 / m)      m such terms make the noise z C w of the sum, w the largest weight
+    distributed   w_k u_k + N(0, (z C w)^2 / m)      m such terms make the noise z C w of the sum, w the largest weight;
+                                                     the server tops it up to the same variance in every round
 
 The scale is taken from the client's own copy of the recipe and from its own plan, never from the server. For local
 trust the client keeps a ledger of its own, written before anything is sent, and stops answering when the releases of

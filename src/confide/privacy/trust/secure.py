@@ -12,7 +12,8 @@ Four exchanges in a round, over any `Link`:
 
 Threshold. t is more than half of the cohort, and at least the round's minimum. A client helps to unmask only if t
 masked updates have arrived, and each share of the noise is made for t of them (`own_noise`): a sum with less noise than
-the ledger says is never opened, and with fewer answers the round is abandoned. More answers than t mean more noise.
+the ledger says is never opened, and with fewer answers the round is abandoned. How many answered must not show in the
+noise, or the models would tell the cohort's size: the server brings it up to the same variance in every round.
 
 Arithmetic. `secure_sum`'s ring of 64 bits: sums are exact, and the rounding's sensitivity is within what
 bounding keeps back. Shamir's scheme is pycryptodome's, through Flower; masks are AES in counter mode.
@@ -24,7 +25,8 @@ sensitivity and the noise by an amount that no line of the ledger knows.
 Guarantee and limits. The server is taken to be honest but curious: it does as it should and may look at all it gets.
 One that lies could pretend to be clients (their keys are not certified to each other). It cannot bound again what it
 cannot see: a hostile client can spoil a round, and is only caught if the whole sum is longer than bounds and noise
-allow. Clients that collude know their own noise: with c of them, t - c shares remain.
+allow. Clients know their own noise. Against c of them 2 - c / t of the stated variance remain, since they do not know
+what the server added; against the server with c of them (t - c) / t (`server_view` states both for one client).
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ _NOISE_ENDS = 13.0  # no noise is longer, in deviations: gaussian.System ends at
 
 
 def threshold(cohort: int, minimum: int) -> int:
-    return max(minimum, cohort // 2 + 1, 2)
+    """How many of a cohort have to answer: more than half. One user alone answers under noise that is whole."""
+    return max(minimum, cohort // 2 + 1)
 
 
 def ring_for(bound: float, weight: float, scale: float, cohort: int, dimension: int, used: float) -> Ring:
@@ -101,8 +104,10 @@ class Session:
             raise UserError(f"a threshold of {least} for {len(users)} users is not more than half of them")
         self.least, self.seed = least, os.urandom(32)
         self.peers = {u: (m, s) for u, m, s in zip(users, masking, sealing, strict=True)}
-        seeds = create_shares(self.seed, least, len(users))
-        secrets = create_shares(self.masking.private_bytes_raw(), least, len(users))
+        seeds, secrets = (
+            create_shares(secret, least, len(users)) if least > 1 else [secret]  # Shamir's scheme needs two users
+            for secret in (self.seed, self.masking.private_bytes_raw())
+        )
         return [
             self._cipher(user).encrypt(_direction(self.user, user), seed + secret, None)
             for user, seed, secret in zip(users, seeds, secrets, strict=True)
@@ -180,7 +185,8 @@ class Opening:
 
         total = self.total.copy()
         for user in sorted(self.public):
-            secret = combine_shares(self.shares[user][: self.least])
+            shares = self.shares[user][: self.least]
+            secret = combine_shares(shares) if self.least > 1 else shares[0]
             if user in self.arrived:
                 total -= prg(self.ring, secret, self.step)
             else:
