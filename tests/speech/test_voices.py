@@ -17,7 +17,7 @@ from confide.errors import UserError
 from confide.randomness import generator
 from confide.speech import voices
 from confide.speech.corpus import Language, read_audio
-from confide.speech.espeak import Job, Voice
+from confide.speech.espeak import Recording, Voice
 from confide.speech.grammar import DIGITS, SLOTS, TEMPLATES, Sentences, make_sentence
 from confide.speech.rooms import add_room_and_noise, impulse_response
 from confide.speech.tokens import Tokens
@@ -183,7 +183,7 @@ def test_a_stopped_making_goes_on_where_it_was(
     settings = made.model_copy(update={"cache": tmp_path})
     original = voices._speak_all
 
-    def stopping(jobs: Iterable[Job], advance: Callable[[str], None]) -> None:
+    def stopping(jobs: Iterable[Recording], advance: Callable[[str], None]) -> None:
         def stop(note: str) -> None:
             raise KeyboardInterrupt
 
@@ -214,7 +214,7 @@ def test_french_and_german_are_spoken(language: Language, tmp_path: Path) -> Non
 @pytest.mark.parametrize(("field", "name"), [("variant", "nobody"), ("accent", "xx-unknown")])
 def test_a_voice_that_does_not_exist_is_an_error_and_not_the_plain_voice(field: str, name: str, tmp_path: Path) -> None:
     wrong = Voice(**{**PLAIN.__dict__, field: name})
-    job = Job("someone", str(tmp_path / "someone"), wrong, ("one",), 0, "test", 0)
+    job = Recording("someone", str(tmp_path / "someone"), wrong, ("one",), 0, "test", 0)
     with pytest.raises(UserError, match=f"(?s)someone could not be made.*no (voice )?{field} '{name}'"):
         voices._speak_all([job], lambda _: None)
     assert not (tmp_path / "someone").exists()
@@ -224,7 +224,7 @@ def test_variants_sound_different_and_repeat_themselves(tmp_path: Path) -> None:
     jobs = []
     for number, variant in enumerate(["m1", "klatt2", "f3", "m1"]):
         changed = Voice(**{**PLAIN.__dict__, "variant": variant})
-        jobs.append(Job(f"{number}", str(tmp_path / f"{number}"), changed, ("one",), 0, "test", 0))
+        jobs.append(Recording(f"{number}", str(tmp_path / f"{number}"), changed, ("one",), 0, "test", 0))
     voices._speak_all(jobs, lambda _: None)
     heard = [(tmp_path / f"{number}" / "0000.flac").read_bytes() for number in range(4)]
     assert heard[0] == heard[3]

@@ -20,7 +20,7 @@ from confide.encoders.wire import Pooling
 
 
 @dataclass(eq=False)
-class Job:
+class Pass:
     """Windows to send through the blocks, forward, or with a gradient forward and backward."""
 
     pooling: Pooling
@@ -31,7 +31,7 @@ class Job:
 
     @property
     def kind(self) -> tuple[Pooling, bool]:
-        """Jobs of one kind can share a pass."""
+        """Windows of one kind can share a pass."""
         return self.pooling, self.gradient is not None
 
 
@@ -44,14 +44,14 @@ class Batcher:
     def __init__(self, encoder: Encoder, batch_tokens: int = BATCH_TOKENS, window: float = 0.005) -> None:
         self.batch_tokens, self.window = batch_tokens, window
         self.passes = 0
-        self._waiting: deque[Job] = deque()
+        self._waiting: deque[Pass] = deque()
         self._change = threading.Condition()
         self._thread = ThreadPoolExecutor(1, "encoder")
         poolings: tuple[Pooling, ...] = ("last", "mean")
         settings = encoder.settings
         self._views = {each: encoder.with_settings(settings.model_copy(update={"pooling": each})) for each in poolings}
 
-    def compute(self, job: Job) -> Tensor:
+    def compute(self, job: Pass) -> Tensor:
         """Wait for the answer to a job."""
         with self._change:
             self._waiting.append(job)
@@ -65,16 +65,16 @@ class Batcher:
         for kind in sorted({job.kind for job in jobs}):
             self._answer([job for job in jobs if job.kind == kind])
 
-    def _next(self) -> list[Job]:
+    def _next(self) -> list[Pass]:
         """Take the jobs that come within the window, up to the tokens of a pass."""
         with self._change:
             self._change.wait_for(lambda: not 0 < _tokens(self._waiting) < self.batch_tokens, self.window)
-            jobs: list[Job] = []
+            jobs: list[Pass] = []
             while self._waiting and (not jobs or _tokens([*jobs, self._waiting[0]]) <= self.batch_tokens):
                 jobs.append(self._waiting.popleft())
             return jobs
 
-    def _answer(self, jobs: list[Job]) -> None:
+    def _answer(self, jobs: list[Pass]) -> None:
         try:
             answers = self._run(jobs)
         except Exception as error:
@@ -87,7 +87,7 @@ class Batcher:
         for job, answer in zip(jobs, answers, strict=True):
             job.answer.set_result(answer)
 
-    def _run(self, jobs: list[Job]) -> list[Tensor]:
+    def _run(self, jobs: list[Pass]) -> list[Tensor]:
         """Run passes over windows of similar length, whichever job they belong to; answer in the order of the jobs."""
         rows = [row for job in jobs for row in torch.split(job.embeddings, job.lengths.tolist())]
         gradients = [gradient for job in jobs if job.gradient is not None for gradient in job.gradient]
@@ -110,5 +110,5 @@ class Batcher:
         return [join(answers[start:end]) for start, end in pairwise(counts.tolist())]
 
 
-def _tokens(jobs: Iterable[Job]) -> int:
+def _tokens(jobs: Iterable[Pass]) -> int:
     return sum(len(job.embeddings) for job in jobs)

@@ -23,7 +23,7 @@ _ANSWER = 600.0  # seconds that a server may compute
 _PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 
 
-class Client:
+class EncoderClient:
     """Asks one encoder server, for any number of threads."""
 
     def __init__(self, url: str, patience: float) -> None:

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from confide.encoders.client import Client
+from confide.encoders.client import EncoderClient
 from confide.encoders.encoder import Batch, Encoder, EncoderSettings, join_windows
 from confide.encoders.weights import is_url
 from confide.encoders.wire import About, WireError, dump, load
@@ -55,7 +55,7 @@ class RemoteEncoder(Encoder):
     def __init__(self, settings: EncoderSettings, patience: float = PATIENCE) -> None:
         # Not Encoder.__init__, which loads a model.
         self.settings = settings
-        self.client = Client(settings.source, patience)
+        self.client = EncoderClient(settings.source, patience)
         wanted = {"pooling": settings.pooling, "max_tokens": settings.max_tokens, "max_windows": settings.max_windows}
         self.about = self._about(wanted)
         self.model: Any = None

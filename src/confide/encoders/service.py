@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
-from confide.encoders.batching import Batcher, Job
+from confide.encoders.batching import Batcher, Pass
 from confide.encoders.encoder import Encoder, EncoderSettings, join_windows
 from confide.encoders.wire import About, Limits, WireError, dump, load
 from confide.errors import UserError
@@ -141,7 +141,9 @@ class Service:
         self._check_size(len(batch.owner), tokens)
         charge(tokens)
         packed = self._table[batch.ids[batch.mask.bool()]]
-        return dump({"hidden": join_windows(self.batcher.compute(Job(settings.pooling, packed, batch.lengths)), batch)})
+        return dump(
+            {"hidden": join_windows(self.batcher.compute(Pass(settings.pooling, packed, batch.lengths)), batch)}
+        )
 
     def hidden(self, query: Query, body: bytes, charge: Charge) -> bytes:
         """Compute hidden states of windows that the client has cut into tokens."""
@@ -150,7 +152,7 @@ class Service:
         self._check_lengths(lengths, len(ids))
         if int(ids.min()) < 0 or int(ids.max()) >= self.vocabulary:
             raise HTTPException(400, f"token {int(ids.max())}; expected 0 to {self.vocabulary - 1}, the vocabulary")
-        job = Job(self._settings(query).pooling, self._table[ids], lengths)
+        job = Pass(self._settings(query).pooling, self._table[ids], lengths)
         charge(len(ids))
         return dump({"hidden": self.batcher.compute(job)})
 
@@ -183,13 +185,13 @@ class Service:
             raise HTTPException(400, f"max_tokens={settings.max_tokens}; expected room beside the special tokens")
         return settings
 
-    def _job(self, query: Query, given: Mapping[str, Tensor]) -> Job:
+    def _job(self, query: Query, given: Mapping[str, Tensor]) -> Pass:
         """Check that soft embeddings have the right width and agree with their lengths, and make a job of them."""
         embeddings, width = given["embeddings"], self.encoder.embedding_width
         if embeddings.shape[1] != width:
             raise HTTPException(400, f"embeddings of shape {tuple(embeddings.shape)}; expected (tokens, {width})")
         self._check_lengths(given["lengths"], len(embeddings))
-        return Job(self._settings(query).pooling, embeddings, given["lengths"], given.get("gradient"))
+        return Pass(self._settings(query).pooling, embeddings, given["lengths"], given.get("gradient"))
 
     def _check_lengths(self, lengths: Tensor, tokens: int) -> None:
         longest = self.encoder.context or self.limits.tokens

@@ -52,7 +52,7 @@ class Voice:
 
 
 @dataclass(frozen=True)
-class Job:
+class Recording:
     """One speaker's recordings: FLAC files and a record of them in `folder`, which appears when it is complete."""
 
     speaker: str
@@ -67,7 +67,7 @@ class Job:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, line: str) -> Job:
+    def from_json(cls, line: str) -> Recording:
         raw = json.loads(line)
         return cls(**{**raw, "voice": Voice(**raw["voice"]), "texts": tuple(raw["texts"])})
 
@@ -113,7 +113,7 @@ class Espeak:
         return np.frombuffer(b"".join(self._pieces), dtype=np.int16)
 
 
-def speak(job: Job, espeak: Espeak) -> None:
+def speak(job: Recording, espeak: Espeak) -> None:
     """Make the folder of a speaker: under another name first, so that it exists only when it is complete."""
     import soundfile
     import soxr
@@ -146,7 +146,7 @@ def speak(job: Job, espeak: Espeak) -> None:
             raise
 
 
-def _in_a_fork(job: Job, espeak: Espeak) -> dict[str, str]:
+def _in_a_fork(job: Recording, espeak: Espeak) -> dict[str, str]:
     """Speak in a copy of this process, whose library has said nothing yet. The answer holds an error, or nothing."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -177,7 +177,7 @@ def main() -> None:
     try:
         espeak = Espeak()
         for line in sys.stdin:
-            print(json.dumps(_in_a_fork(Job.from_json(line), espeak)), flush=True)
+            print(json.dumps(_in_a_fork(Recording.from_json(line), espeak)), flush=True)
     except (KeyboardInterrupt, BrokenPipeError):
         os._exit(1)
 

@@ -34,7 +34,7 @@ from confide.progress import Reporter
 from confide.randomness import generator
 from confide.settings import LocalPath, Section
 from confide.speech.corpus import SAMPLE_RATE, Corpus, Language, Progress, Utterance
-from confide.speech.espeak import RECORD, Job, Voice
+from confide.speech.espeak import RECORD, Recording, Voice
 from confide.speech.grammar import Sentences, choose, make_sentence
 
 Population = Literal["seed", "federated", "test"]
@@ -142,7 +142,7 @@ def synthetic_corpus(settings: SyntheticSettings, quiet: bool = False) -> Corpus
         make_folder(folder)
         _sweep(folder, missing)
         jobs = (
-            Job(
+            Recording(
                 name, str(folder / name), draw_voice(settings, number), draw_texts(settings, number),
                 settings.seed, _purpose(settings), number,
             )
@@ -220,7 +220,7 @@ def _is_running(process: int) -> bool:
     return True
 
 
-def _speak_all(jobs: Iterable[Job], advance: Callable[[str], None]) -> None:
+def _speak_all(jobs: Iterable[Recording], advance: Callable[[str], None]) -> None:
     """Let a process of `confide.speech.espeak` make one speaker after the other; the first failure ends it."""
     with subprocess.Popen(
         [sys.executable, "-m", "confide.speech.espeak"],
@@ -235,7 +235,7 @@ def _speak_all(jobs: Iterable[Job], advance: Callable[[str], None]) -> None:
             raise
 
 
-def _ask(process: subprocess.Popen[str], job: Job) -> None:
+def _ask(process: subprocess.Popen[str], job: Recording) -> None:
     answer = ""
     if process.stdin is not None and process.stdout is not None:
         with suppress(BrokenPipeError):

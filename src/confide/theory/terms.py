@@ -172,7 +172,7 @@ def _factors(measured: Measured, rule: Bounder) -> Tensor:
 
 
 def _slope(before: Tensor, after: Tensor) -> float:
-    """s of the least-squares fit after = s before + rest."""
+    """Return the factor s for which s times `before` comes closest to `after`, by least squares."""
     below = float(before.square().sum())
     return float((before * after).sum()) / below if below > 0 else 1.0
 
