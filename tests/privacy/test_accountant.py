@@ -15,7 +15,7 @@ from scipy.optimize import brentq  # type: ignore[import-untyped]
 from scipy.special import log_ndtr  # type: ignore[import-untyped]
 
 from confide.errors import UserError
-from confide.privacy.accountant import Accountant, epsilon, noise_multiplier, shown
+from confide.privacy.accountant import PLD_DELTA, Accountant, accountant_used, epsilon, noise_multiplier, shown
 from confide.privacy.events import Event, Sampler
 from confide.privacy.ledger import Entry
 from confide.privacy.trust.server_view import ServerView, most_draws, server_view
@@ -173,6 +173,45 @@ def test_poisson_with_rate_one_costs_as_much_as_full_participation() -> None:
     for accountant in BOTH:
         sampled = epsilon([event("poisson", 50, 50, 3.0)] * 20, 1e-5, accountant)
         assert sampled == pytest.approx(epsilon([everyone(3.0)] * 20, 1e-5, accountant), rel=1e-3)
+
+
+# Where rounding takes over from PLD
+
+
+def nearly_everyone(mu: float, steps: int) -> Event:
+    """One of `steps` sampled releases that are together, to nine digits, a Gaussian of deviation 1 / mu."""
+    return Event("poisson", 1 - 1e-9, 1e9 - 1, 10**9, math.sqrt(steps) / mu, 1.0)
+
+
+@pytest.mark.parametrize("delta", [1e-10, 5e-11, 1e-11, 1e-12, 1e-13, 1e-14, 1e-16, 1e-20])
+@pytest.mark.parametrize(("mu", "steps"), [(2.0, 1000), (4.0, 3000), (8.0, 1500)])
+def test_epsilon_is_an_upper_bound_at_any_delta(mu: float, steps: int, delta: float) -> None:
+    """dp-accounting's PLD alone is below the exact value in most of these, by up to 1 %, or infinite."""
+    exact = exact_gaussian(1 / mu, delta)
+    assert exact * (1 - 1e-8) <= epsilon([nearly_everyone(mu, steps)] * steps, delta, "pld") < 1.06 * exact
+
+
+@pytest.mark.parametrize("mu", [0.5, 2.0, 4.0, 8.0])
+@pytest.mark.parametrize("steps", [10, 1000, 1500, 3000])
+def test_pld_is_an_upper_bound_down_to_the_least_delta_that_it_is_used_for(mu: float, steps: int) -> None:
+    exact = exact_gaussian(1 / mu, PLD_DELTA)
+    assert exact <= epsilon([nearly_everyone(mu, steps)] * steps, PLD_DELTA, "pld") < 1.001 * exact
+
+
+@pytest.mark.parametrize("event", [poisson(1.0, 0.1), everyone(3.0)], ids=["poisson", "everyone"])
+def test_rdp_takes_over_below_the_least_delta_of_pld(event: Event) -> None:
+    assert [accountant_used("pld", delta) for delta in (1e-5, PLD_DELTA, 0.99 * PLD_DELTA)] == ["pld", "pld", "rdp"]
+    assert accountant_used("rdp", 1e-5) == "rdp"
+    above, below = (epsilon([event] * 50, delta, "pld") for delta in (PLD_DELTA, 0.99 * PLD_DELTA))
+    assert above < epsilon([event] * 50, PLD_DELTA, "rdp")
+    assert above < below == epsilon([event] * 50, 0.99 * PLD_DELTA, "rdp")
+
+
+def test_epsilon_at_a_small_delta_is_the_known_value() -> None:
+    """dp-accounting 0.6.0, PLD on a grid of 1e-4, says 4.9047 at 1e-9; Opacus 1.6.0, RDP, says 6.3392 at 1e-12."""
+    events = [poisson(1.1, 0.02)] * 1000
+    assert 4.9046 < epsilon(events, 1e-9, "pld") < 4.91
+    assert epsilon(events, 1e-12, "pld") == pytest.approx(6.3392, abs=2e-4)
 
 
 # More of what costs, costs more

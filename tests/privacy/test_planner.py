@@ -185,7 +185,7 @@ def test_epsilon_stays_monotone_where_the_grid_of_pld_changes() -> None:
         (lambda: planner.noise(0, 10, 100, 5, 1e-5), "cannot be reached"),
         (lambda: planner.noise(1e9, 10, 100, 5, 1e-5), "down to 0.001"),
         (lambda: planner.noise(1e-3, 10, 100, 5, 1e-9, "rdp"), "end at 1,000,000.*the other accountant would help"),
-        (lambda: planner.noise(1, 10, 100, 500, 1e-20), "no bound at this delta"),
+        (lambda: planner.population(1, Noise(1e-5), 10, 500, 1e-9), "no bound with so little noise"),
         (lambda: planner.cohort(0.01, Noise(0.5), 100, 5, 1e-5), "at least one user.*more noise"),
         (lambda: planner.cohort(0.01, Noise(per_user=1e-3), 100, 5, 1e-5), "all 100 users take part already"),
         (lambda: planner.population(1, Noise(0.2), 10_000, 500, 1e-9), "end at 10,000,000,000 users.*smaller cohort"),
@@ -200,12 +200,18 @@ def test_what_cannot_be_is_refused_after_few_computations(call: Callable[[], Ans
     assert accounting._epsilon.cache_info().misses - computed <= 20
 
 
+def test_a_delta_too_small_for_pld_is_answered_by_rdp() -> None:
+    found = planner.noise(1, 10, 100, 500, 1e-20)
+    assert found.epsilon["pld"] == found.epsilon["rdp"] <= 1
+
+
 def test_warnings_are_sentences_and_only_where_due() -> None:
     assert planner.epsilon(Noise(2), 10, 10_000, 5, 1e-6).warnings == ()
     loud = planner.epsilon(Noise(0.5), 60, 100, 20, 0.05)
     assert [w for w in loud.warnings if w.endswith(".")] == list(loud.warnings)
     assert [any(word in w for w in loud.warnings) for word in ("above 0.5", "above 1/K", "above 10")] == [True] * 3
-    assert "proves nothing" in planner.epsilon(Noise(1), 5, 100, 10, 1e-30).warnings[0]
+    assert "proves nothing" in planner.epsilon(Noise(1e-5), 5, 100, 10, 1e-6).warnings[0]
+    assert "both epsilons are by RDP" in planner.epsilon(Noise(1), 5, 100, 10, 1e-30).warnings[0]
 
 
 def test_everybody_taking_part_is_the_plain_gaussian() -> None:

@@ -6,6 +6,7 @@ Every draw has a fixed seed, so nothing here can fail by chance; every claim is 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats  # type: ignore[import-untyped]
 
-from confide.privacy.gaussian import BLOCK, Address, Seeded
+from confide.privacy.gaussian import BLOCK, SEEDED_END, SYSTEM_END, Address, Seeded, Source, System
 
 torch.set_num_threads(1)
 
@@ -91,6 +92,48 @@ def test_tails_are_those_of_the_normal(sample: Values, threshold: float) -> None
         assert stats.binomtest(int(tail.sum()), MANY, expected).pvalue > 1e-3
     cut = np.clip(sample, -threshold, threshold)
     assert stats.binomtest(int((cut > threshold).sum()), MANY, float(stats.norm.sf(threshold))).pvalue < 1e-3
+
+
+class Ones:
+    """A keystream of ones alone: the uniform nearest to 0 and an angle of almost 0, so the largest value there is."""
+
+    def update_into(self, zeros: bytes, buffer: memoryview) -> None:
+        buffer[: len(zeros)] = b"\xff" * len(zeros)
+
+
+@pytest.mark.parametrize(
+    ("source", "dtype", "end", "rounded"),
+    [
+        (Seeded(0), torch.float32, SEEDED_END, 6.56),
+        (Seeded(0), torch.float64, 9.3454, 9.35),
+        (System(), torch.float32, SYSTEM_END, 12.7),
+        (System(), torch.float64, SYSTEM_END, 12.7),
+    ],
+    ids=["seeded", "seeded, double", "system", "system, double"],
+)
+def test_noise_ends_where_the_documents_say(
+    source: Source, dtype: torch.dtype, end: float, rounded: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("confide.privacy.gaussian.keystream", lambda key, block: Ones())
+    monkeypatch.setattr("confide.privacy.gaussian.os.urandom", bytes)  # the fresh bits that reach deepest
+    out = torch.empty(2, dtype=dtype)
+    source.fill(out, Address(0))
+    largest = float(out.abs().max())
+    assert largest == pytest.approx(end, abs=2e-3)  # a grid of system noise is 2^-10 wide
+    assert largest == pytest.approx(rounded, abs=0.05)
+
+
+@pytest.mark.parametrize("place", ["docs/guarantee.md", "src/confide/privacy/gaussian.py"])
+def test_the_figures_of_what_the_end_gives_away_are_right(place: str) -> None:
+    text = " ".join((Path(__file__).parents[2] / place).read_text().split())
+    beyond = [f"{stats.norm.sf(SEEDED_END - 1 / z):.1e}".replace("e-0", "e-") for z in (1.0, 0.5)]
+    said = [
+        f"{beyond[0]} ",
+        f"at z = 1 and {beyond[1]} at z = 0.5",
+        f"{stats.norm.pdf(SEEDED_END):.1e} sqrt(d) / z",  # the mass that a small shift moves over the end
+        f"{2000 * 255e6 / 2 * 2.0**-117:.0e}",
+    ]
+    assert [part for part in said if part not in text] == []
 
 
 def test_no_value_comes_too_often(sample: Values) -> None:

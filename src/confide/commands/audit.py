@@ -27,6 +27,7 @@ def audit(
 
     Example: `confide audit convex/digits --set privacy.target_epsilon=3`
     """
+    from confide.privacy.accountant import shown
     from confide.progress import Reporter
     from confide.recipe import load
     from confide.runs import audit as auditing
@@ -39,7 +40,7 @@ def audit(
     else:
         best = found.findings[0]
         print(
-            f"claimed: epsilon at most {found.claimed:.3f} at delta {found.delta:g}\n"
+            f"claimed: epsilon at most {shown(found.claimed)} at delta {found.delta:g}\n"
             f"audited: epsilon at least {found.lower_bound:.3f} at {found.confidence:.0%} confidence, from one run "
             f"with {found.canaries} canaries ({best.right} of {best.guesses} guesses right)\n"
             f"with every guess right, {found.best_possible:.2f} would have been shown"

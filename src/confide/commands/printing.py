@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -64,6 +65,7 @@ def percent(share: float, digits: int) -> str:
 
 def print_summary(summary: dict[str, Any], out: Path, as_json: bool) -> None:
     """What a finished run reached and what privacy it spent."""
+    _warn_of_large_delta(summary)
     if as_json:
         print_json(summary)
         return
@@ -71,6 +73,16 @@ def print_summary(summary: dict[str, Any], out: Path, as_json: bool) -> None:
     if summary["mechanism"] == "car adaptive":
         print(f"{summary['guarantee']}; no epsilon is stated")
     print(f"model, ledger and page: {out}/model.safetensors, {out}/ledger.jsonl, {out}/report.html")
+
+
+def _warn_of_large_delta(summary: dict[str, Any]) -> None:
+    delta, population = summary["delta"], summary["population"]
+    if summary["epsilon"] is not None and delta * population >= 1:
+        print(
+            f"warning: delta {delta:g} is not below 1/population = {1 / population:.3g}: publishing all data of one "
+            "random user would also be within it; lower privacy.delta",
+            file=sys.stderr,
+        )
 
 
 def _summary_rows(summary: dict[str, Any]) -> Iterable[Row]:

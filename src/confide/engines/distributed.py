@@ -46,7 +46,7 @@ from torch.nn import functional
 from confide.engines import ranks
 from confide.engines.costs import deal, expected_costs
 from confide.engines.engine import Traits
-from confide.engines.environment import environment
+from confide.engines.environment import software
 from confide.engines.processes import LINE, WorkerFailed
 from confide.engines.ranks import Answer, LostRank, Place, together
 from confide.errors import UserError
@@ -258,7 +258,7 @@ def fingerprint(trainer: PartTrainer) -> str:
     """What ranks must have in common for the sum to be one process's: machine, versions, model and users."""
     users = hashlib.sha256(np.ascontiguousarray(trainer.task.examples).tobytes()).hexdigest()[:16]
     model = hashlib.sha256(repr((trainer.layout.names, trainer.layout.shapes)).encode()).hexdigest()[:16]
-    found = f"processor and versions {environment()}, users {users}, model {model}"
+    found = f"processor and versions {software()}, users {users}, model {model}"
     return found if trainer.device.type == "cpu" else f"{found}, {torch.cuda.get_device_name(trainer.device)}"
 
 

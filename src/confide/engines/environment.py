@@ -1,17 +1,64 @@
-"""What the bytes of a step depend on, besides recipe and seed."""
+"""What the bytes of a step depend on, besides recipe and seed.
+
+A ledger's line may only stand for a step that is made again if the step gives the same bits again. These depend on the
+versions, on the instructions that torch uses, on the BLAS and oneDNN in torch's build and on the processor, because
+both choose their kernels by it, whatever torch itself uses. (The number of threads also matters. It is always 1.)
+
+Lines from before BLAS and processor were part of the key have another key, and no longer match any machine. A step
+that such a run makes again after its last checkpoint is charged again, with fresh noise. To accept the old key would
+be wrong: it does not say which BLAS or which processor made the first value, so the two values could differ under the
+same noise.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
+from pathlib import Path
 
 import numpy as np
 import torch
+from torch.backends import mkldnn
 
 from confide import __version__
 
+_KERNEL_CHOICES = (
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "MKL_DEBUG_CPU_TYPE",
+    "ONEDNN_MAX_CPU_ISA",
+    "OPENBLAS_CORETYPE",
+)
+"""Environment variables by which a user makes MKL, oneDNN or OpenBLAS take other kernels than the processor's best."""
+_CPUINFO = Path("/proc/cpuinfo")
+_IDENTITY = ("vendor_id", "cpu family", "model", "flags", "CPU implementer", "CPU variant", "CPU part", "Features")
+
 
 def environment() -> str:
-    """A digest of versions and processor: two machines with the same one repeat a step bit for bit."""
-    versions, capability = (__version__, torch.__version__, np.__version__), torch.backends.cpu.get_cpu_capability()
-    return hashlib.sha256("/".join([*map(str, versions), capability, platform.machine()]).encode()).hexdigest()[:16]
+    """Return a digest of software and processor: where it is the same, a step repeats itself bit for bit."""
+    return _digest([*_software(), *_processor()])
+
+
+def software() -> str:
+    """Return a digest of versions, BLAS and instructions, which all ranks of a run must share."""
+    return _digest(_software())
+
+
+def _digest(parts: list[str]) -> str:
+    return hashlib.sha256("/".join(parts).encode()).hexdigest()[:16]
+
+
+def _software() -> list[str]:
+    capability = torch.backends.cpu.get_cpu_capability()  # follows ATEN_CPU_CAPABILITY
+    chosen = [f"{name}={os.environ.get(name)}" for name in _KERNEL_CHOICES]
+    versions = [__version__, torch.__version__, np.__version__]
+    return [*versions, capability, platform.machine(), torch.__config__.show(), f"oneDNN {mkldnn.enabled}", *chosen]
+
+
+def _processor() -> list[str]:
+    """Return what identifies the kind of processor: make, model and features; on Linux from the kernel."""
+    if not _CPUINFO.exists():
+        return [platform.processor()]
+    first = _CPUINFO.read_text().split("\n\n")[0]  # one block for each core, all of a kind
+    return [line for line in first.splitlines() if line.split(":")[0].strip() in _IDENTITY]

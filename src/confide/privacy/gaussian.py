@@ -7,7 +7,11 @@ thread is all the memory used besides the vector itself. No draw is rejected, so
 the noise (the timing attack of Jin et al. 2022 on discrete samplers).
 
 `Seeded` takes its key from a hash of seed, purpose, step, user and attempt, and can be drawn again by whoever knows
-these. Its lowest bits are not protected, and its |x| end at 6.56 in single precision, which 5 in 10^11 exceed.
+these. Its lowest bits are not protected. In single precision its |x| end at 6.56 (`SEEDED_END`), which 5 in 10^11 of a
+true Gaussian exceed: a release beyond that end shows that somebody moved it there. An update on one coordinate does
+so with probability P(x > 6.56 - 1/z), which is 1.4e-8 in a step at z = 1 and 2.6e-6 at z = 0.5; one that is spread
+evenly over d coordinates with about 1.9e-10 sqrt(d) / z. No stated delta includes this (in double precision the end is
+9.35).
 
 `System` takes a fresh key from the operating system for every vector. The key is never stored and never returned, so
 no crash, checkpoint or copy of the machine's disk can make it draw the same noise again.
@@ -25,9 +29,10 @@ dither) is smoothed before it can be seen. Cost: the variance grows by grid^2 / 
 
 Limits. x is not proven Gaussian but is so up to the accuracy of single-precision log, sin and cos (relative 1e-7, scale
 rounded up). The uniform u has 24 significant bits at any magnitude and ends at 2^-117: |x| ends at 12.7, a pair of a
-true Gaussian lies beyond with probability 6e-36, and any of 2,000 vectors of 255 million values with 2e-24, which is
-the truncation's whole share in delta. Summing the users' updates in floating point before the noise has rounding of
-its own (Casacuberta et al. 2022), which `secure_sum` avoids. Python cannot wipe the key from memory.
+true Gaussian lies beyond with probability 6e-36, and any of 2,000 vectors of 255 million values with 2e-24. The
+truncation's whole share in delta is at most 1 + e^epsilon times that. Summing the users' updates in floating point
+before the noise has rounding of its own (Casacuberta et al. 2022), which `secure_sum` avoids. Python cannot wipe the
+key from memory.
 
 Differs from the papers: Mironov snaps a clamped Laplace release; here the Gaussian is unclamped and dithered.
 Holohan and Braghin (2021, section 5.1; Opacus' secure mode) add 2n >= 4 Gaussians per value so that a search for the
@@ -69,6 +74,10 @@ BLOCK = 1 << 19
 """Coordinates at a time, with counters of their own. Fewer would fit a nearer cache, but threads would then wait for
 the interpreter's lock between their short calls, which costs more; with these, scratch is 12 MB a thread."""
 GRID_BITS = 10
+SEEDED_END = math.sqrt(62 * math.log(2))
+"""The largest |x| of seeded noise in single precision: its uniform has 31 bits."""
+SYSTEM_END = math.sqrt(234 * math.log(2))
+"""The largest |x| of system noise, whose uniform ends at 2^-117."""
 _AES_BLOCK = 16
 _FULL_RESOLUTION = 2.0**24  # single precision tells all integers below this apart
 

@@ -119,6 +119,8 @@ class Answer:
                 f"delta {point.delta:g} is above 1/K = {1 / point.population:.3g}: a mechanism that publishes all data "
                 "of one random user can be within it."
             )
+        if accounting.accountant_used("pld", point.delta) == "rdp":
+            found.append(f"PLD is no bound below delta {accounting.PLD_DELTA:g}: both epsilons are by RDP.")
         if math.isinf(self.epsilon[self.accountant]):
             found.append(f"{name} proves nothing here (too little noise or delta): ask the other accountant.")
         elif self.epsilon[self.accountant] > 10:
@@ -299,7 +301,11 @@ def _search(point_at: Callable[[float], Point], target: float, accountant: Accou
     if within:
         return point_at(here)
     best = point_at(here).spent(accountant)
-    there = f"epsilon is {accounting.shown(best)} there" if math.isfinite(best) else "there is no bound at this delta"
+    there = (
+        f"epsilon is {accounting.shown(best)} there"
+        if math.isfinite(best)
+        else "there is no bound with so little noise"
+    )
     raise UserError(
         f"target-epsilon={target:g} cannot be reached by {accountant.upper()}: {values.stop}, and {there}; "
         f"{values.help_} would help"

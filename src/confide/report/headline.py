@@ -15,6 +15,7 @@ from confide.errors import UserError
 from confide.federated.intervals import interval
 from confide.federated.items import Items
 from confide.privacy.accountant import shown
+from confide.privacy.gaussian import SEEDED_END
 from confide.privacy.mechanisms.base import NOT_COVERED
 from confide.privacy.mechanisms.none import NOTHING_TO_EXTRAPOLATE, Nothing
 from confide.privacy.planner import Point, grow
@@ -119,12 +120,7 @@ def _population(recipe: Recipe, summary: dict[str, Any]) -> str:
 def _promise(recipe: Recipe, summary: dict[str, Any]) -> str:
     if summary["epsilon"] is None:
         return f"<p class=note>{mechanism_for(recipe).why_none(recipe.privacy)}</p>"
-    seeded = (
-        " The noise was seeded, which makes the run repeatable: whoever knows the seed can subtract it. "
-        "<b>For research, not for a release to others.</b>"
-        if not summary["for_release"]
-        else ""
-    )
+    seeded = "" if summary["for_release"] else _seeded(summary["noise_multiplier"])
     known = (
         f" That holds against whoever sees the models alone. <b>It is {html.escape(against_server(summary))}.</b>"
         if "epsilon_server" in summary
@@ -138,4 +134,15 @@ def _promise(recipe: Recipe, summary: dict[str, Any]) -> str:
         f"{summary['releases']} releases with noise multiplier {summary['noise_multiplier']:.4g}; cohorts of "
         f"{summary['cohort']} of {summary['population']} users ({html.escape(summary['sampler'])})."
         f"{known}{before}{seeded}</p>"
+    )
+
+
+def _seeded(multiplier: float) -> str:
+    """What seeded noise does not promise; in double precision it ends later, so that this holds there as well."""
+    beyond = math.erfc((SEEDED_END - 1 / multiplier) / math.sqrt(2)) / 2
+    return (
+        " The noise was seeded, which makes the run repeatable: whoever knows the seed can subtract it. In single "
+        f"precision it also ends at {SEEDED_END:.3g} deviations, which delta does not count: an update on one "
+        f"coordinate shows beyond that end with probability {beyond:.1e} in a step. "
+        "<b>For research, not for a release to others.</b>"
     )

@@ -33,6 +33,7 @@ import torch
 from confide.build import make_loop
 from confide.engines.engine import InProcess
 from confide.errors import UserError
+from confide.privacy.accountant import shown
 from confide.recipe import Recipe, load
 from confide.report.figures.retrieval import draw_bars, draw_curves
 from confide.reproduce.grid import Result, cached_task, claim, claim_text, run_groups, text_table, write_rows
@@ -247,8 +248,7 @@ def _choose_rates(
 
 def _row(cell: Cell, rate: float | None, runs: list[dict[str, Any]]) -> dict[str, Any]:
     scores = [run["accuracy"] for run in runs]
-    epsilon = runs[0]["epsilon"]
-    stated = "none" if epsilon is None else f"{epsilon:.3g}"
+    stated = shown(runs[0]["epsilon"])
     return {
         **cell.row, "accuracy": round(mean(scores), 2), "lowest": round(min(scores), 2),
         "highest": round(max(scores), 2), "deviation": round(stdev(scores), 2) if len(scores) > 1 else "",

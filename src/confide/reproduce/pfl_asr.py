@@ -23,6 +23,7 @@ from typing import Any
 
 from confide.build import make_loop
 from confide.errors import UserError
+from confide.privacy.accountant import shown
 from confide.recipe import Recipe, load
 from confide.report.figures.layer import draw_layers
 from confide.report.figures.speech import draw_clipping
@@ -270,7 +271,7 @@ def _row(cell: Cell, chosen: tuple[str, ...], values: list[dict[str, Any]]) -> d
     row = {
         **cell.row, "start": round(mean(v["start"] for v in values), 2), "wer": round(mean(wers), 2),
         "deviation": round(stdev(wers), 2) if len(wers) > 1 else "", "cer": round(mean(v["cer"] for v in values), 2),
-        "epsilon": f"{values[0]['epsilon']:.3g}" if values[0]["epsilon"] is not None else "none", "paper": cell.paper,
+        "epsilon": shown(values[0]["epsilon"]), "paper": cell.paper,
     }  # fmt: skip
     row["chosen"] = " ".join(chosen)
     row["snr"] = " ".join(f"{kind} {mean(v['snr'][kind] for v in values):.3g}" for kind in values[0]["snr"])

@@ -188,7 +188,7 @@ def check_ledger(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {
         "epsilon": finite(spent if events else 0.0),
         "delta": delta,
-        "accountant": kind,
+        "accountant": kind if delta is None else accountant.accountant_used(kind, delta),
         **{name: book.header.get(name) for name in ("adjacency", "noise_source", "for_release")},
         "releases": book.count,
         "steps": len(book.latest),

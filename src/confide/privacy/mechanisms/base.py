@@ -144,7 +144,7 @@ class Mechanism:
         ...     def multiplier_at(self, step):  # what is added and what is charged
         ...         return self.multiplier if step < 100 else self.multiplier / 2
         >>> Halving.progress(epsilon=1.5)
-        'epsilon 1.50'
+        'epsilon 1.5'
     """
 
     name: ClassVar[str]
@@ -338,7 +338,7 @@ class Mechanism:
     @classmethod
     def progress(cls, epsilon: float | None) -> str:
         """What the line of a running job says."""
-        return "no privacy" if epsilon is None else f"epsilon {epsilon:.2f}"
+        return "no privacy" if epsilon is None else f"epsilon {shown(epsilon)}"
 
     @classmethod
     def guarantee(cls, spent: dict[str, Any], delta: float | None) -> str:
