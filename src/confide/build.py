@@ -28,7 +28,7 @@ from confide.federated.final import FinalModel
 from confide.federated.parameters import Layout, flatten
 from confide.federated.probe import Probe
 from confide.federated.task import Task, TaskSection
-from confide.files import digest
+from confide.files import digest, new_secret, seal
 from confide.privacy.ledger import Ledger
 from confide.privacy.plan import Plan, make_plan
 from confide.recipe import Recipe, Users
@@ -46,6 +46,7 @@ def make_loop(
     task: Task | None = None,
     here: Place | None = None,
     remote: RemoteEngine | None = None,
+    secret: Callable[[], bytes] = new_secret,
 ) -> Loop:
     """Build everything that a run is made of, and check it.
 
@@ -57,6 +58,7 @@ def make_loop(
         task: takes the place of the recipe's own task, for example one that is kept between runs.
         here: the place of this process, where torchrun started several.
         remote: makes the engine of a deployment.
+        secret: gives the key of the digests in the ledger's first line; without it they get a key that nobody keeps.
 
     Returns:
         A loop. `start()` gives the first state, and `step(state)` makes one central step, in place.
@@ -85,7 +87,7 @@ def make_loop(
     )  # fmt: skip
     engine = _engine(recipe, task, plan, layout, like, workers, here, remote)
     try:
-        header = ledger_header(recipe, plan, task)
+        header = ledger_header(recipe, plan, task, secret())
         ledger = Ledger.create(None, header) if open_ledger is None else open_ledger(header)
     except BaseException:
         engine.close()
@@ -128,10 +130,11 @@ def user_weights(users: Users, task: Task) -> np.ndarray:
     return np.asarray(raw / raw.sum())
 
 
-def ledger_header(recipe: Recipe, plan: Plan, task: Task) -> dict[str, Any]:
-    """The first line of the ledger: what the run is, and digests of what it was made from."""
+def ledger_header(recipe: Recipe, plan: Plan, task: Task, key: bytes) -> dict[str, Any]:
+    """Make the first line of the ledger: what the run is, and keyed digests of what it was made from."""
     return {
-        "inputs": dict(task.fingerprint) | code_digests(recipe),
+        "inputs": seal(dict(task.fingerprint) | code_digests(recipe), key),
+        **({"inputs_keyed": True} if key else {}),
         "recipe": recipe.digest,
         "delta": plan.delta,
         "accountant": plan.accountant,

@@ -328,6 +328,10 @@ def test_a_model_to_begin_from_has_to_fit(finished: Path, place: Path, minilm: s
         begin(seed=1)
     with pytest.raises(UserError, match="no model could be read from"):
         begin(start=str(place / "nowhere"))
+    shutil.copytree(finished, place / "published", ignore=shutil.ignore_patterns("secret.key"))
+    with pytest.raises(UserError, match=r"published/secret\.key is missing.*name the file of tensors"):
+        begin(start=str(place / "published"))
+    begin(start=str(place / "published" / "model.safetensors"))
 
 
 def test_a_run_goes_on_when_the_model_it_began_from_is_gone(
