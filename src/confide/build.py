@@ -120,7 +120,11 @@ def make_trainer_from(recipe_json: str, where: torch.device | str = "cpu") -> Pa
 
 
 def user_weights(users: Users, task: Task) -> np.ndarray:
-    """w_k with sum 1. They are taken as public and fixed: adding or removing a user does not change the others'."""
+    """Compute w_k with sum 1.
+
+    A guarantee takes them as public and fixed: adding or removing a user does not change the others'. Those by the
+    number of examples are not, unless the recipe declares the numbers public.
+    """
     held = task.examples
     if users.weights == "uniform":
         return np.full(len(held), 1.0 / len(held))
@@ -135,6 +139,7 @@ def ledger_header(recipe: Recipe, plan: Plan, task: Task, key: bytes) -> dict[st
     return {
         "inputs": seal(dict(task.fingerprint) | code_digests(recipe), key),
         **({"inputs_keyed": True} if key else {}),
+        **({"public_weights": True} if recipe.users.declared_public else {}),
         "recipe": recipe.digest,
         "delta": plan.delta,
         "accountant": plan.accountant,

@@ -33,7 +33,7 @@ def test_local_noise_comes_from_the_clients_and_gives_the_model_of_one_process(t
     # Twelve clients of one user each: the ledgers are theirs.
     loop, state = run_over(recipe, engine(12, state=tmp_path))
     assert float((state.parameters - expected.parameters).norm()) <= 1e-6 * float(expected.parameters.norm())
-    assert loop.ledger.head == alone.ledger.head
+    assert loop.ledger.entries == alone.ledger.entries
     counts = [Ledger.read(path).count for path in tmp_path.glob("*/ledger.jsonl")]
     cohorts = [alone.plan.cohort(step) for step in range(recipe.run.steps)]
     assert sum(counts) == sum(map(len, cohorts))

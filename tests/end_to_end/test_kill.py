@@ -393,7 +393,7 @@ def test_ctrl_c_stops_a_process_after_saving_and_says_how_to_go_on(
 def test_ctrl_c_before_training_begins_ends_at_once_and_says_how_to_go_on(
     tiny: str, wanted: Recipe, straight: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(10)  # until it arrives: the signal may reach another thread first
 

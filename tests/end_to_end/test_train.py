@@ -24,6 +24,7 @@ from torch import Tensor
 
 from confide import recipe
 from confide.build import make_task
+from confide.errors import Stopped, UserError
 from confide.federated.parameters import flatten
 from confide.federated.task import Task
 from confide.privacy.ledger import Ledger
@@ -455,8 +456,40 @@ def test_a_mini_batch_as_large_as_the_data_is_the_whole_of_it() -> None:
 
 
 def test_weights_by_examples_are_uniform_where_all_users_hold_equally_many() -> None:
-    by_examples, uniform = (simulated(f"users.weights={w}")[0] for w in ("examples", "uniform"))
+    by_examples, uniform = (simulated(f"users={{weights: {w}, public: true}}")[0] for w in ("examples", "uniform"))
     torch.testing.assert_close(by_examples, uniform, rtol=1e-5, atol=1e-6)
+
+
+def test_a_run_says_that_it_takes_the_numbers_of_examples_as_public(
+    tmp_path: Path, tiny: str, command: Command, no_figures: None
+) -> None:
+    public = ("--set", "users={weights: examples, public: true}")
+    said = "how many examples each user has"
+    code, out, _ = command("train", tiny, *public, "--out", tmp_path / "by_examples")
+    assert code == 0
+    page = (tmp_path / "by_examples" / "report.html").read_text()
+    summary, ledger = folder.summary_of(tmp_path / "by_examples"), command("ledger", tmp_path / "by_examples")[1]
+    assert summary["public_weights"] is True
+    assert all(said in each for each in (out, page, summary["guarantee"], ledger))
+    assert command("train", tiny, "--out", tmp_path / "uniform")[0] == 0
+    assert "public_weights" not in folder.summary_of(tmp_path / "uniform")
+    assert said not in (tmp_path / "uniform" / "report.html").read_text()
+
+
+def test_a_finished_run_that_would_not_be_begun_today_can_still_be_read(
+    tmp_path: Path, tiny: str, command: Command, signal_after: Sender, no_figures: None
+) -> None:
+    """Weights that follow from data were not always refused."""
+    with pytest.MonkeyPatch.context() as older:
+        older.setattr(recipe, "refusals", lambda asked: [])
+        wanted = recipe.load(tiny, ["users.weights=examples"])
+        folder.train(wanted, tmp_path / "finished", quiet=True)
+        with pytest.raises(Stopped), signal_after(2):
+            folder.train(wanted, tmp_path / "stopped", quiet=True)
+    assert folder.held_recipe(tmp_path / "finished") == wanted
+    assert command("ledger", tmp_path / "finished")[0] == 0
+    with pytest.raises(UserError, match=r"removing a user would change everybody's weight"):
+        folder.resume(tmp_path / "stopped", quiet=True)
 
 
 def test_a_list_of_weights_counts_by_proportion() -> None:

@@ -165,7 +165,8 @@ def held_recipe(folder: Path) -> Recipe:
         raise UserError(f"{folder} holds no run: there is no {RECIPE} in it; start one with `confide train`") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{folder / RECIPE} is not valid YAML: {error}") from None
-    return recipe.parse(document if isinstance(document, dict) else {}, str(folder / RECIPE))
+    finished = (folder / SUMMARY).exists()
+    return recipe.parse(document if isinstance(document, dict) else {}, str(folder / RECIPE), made=finished)
 
 
 def summary_of(folder: Path) -> dict[str, Any]:
@@ -201,6 +202,8 @@ def check_ledger(folder: Path) -> dict[str, Any]:
         "last_hash": book.head,
         "begins_elsewhere": book.header.get("begins_elsewhere", False),
     }
+    if book.header.get("public_weights"):
+        found["public_weights"] = True
     if book.header.get("trust") == "distributed" and delta is not None:
         releases, against_server = server_view(book.entries, delta, kind)
         found |= {"epsilon_server": finite(against_server), "releases_of_a_user": releases}
@@ -355,7 +358,9 @@ def _finish(folder: Path, loop: Loop, state: State, page: WritePage | None) -> d
         "begins_elsewhere": spent["begins_elsewhere"],
         "environment": describe_environment(),
     }
-    summary |= {name: spent[name] for name in ("epsilon_server", "releases_of_a_user") if name in spent}
+    summary |= {
+        name: spent[name] for name in ("epsilon_server", "releases_of_a_user", "public_weights") if name in spent
+    }
     if page is not None:
         page(folder, loop.recipe, summary)
     write_atomically(folder / SUMMARY, (json.dumps(summary, indent=2, allow_nan=False) + "\n").encode())
