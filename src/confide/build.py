@@ -147,7 +147,7 @@ def ledger_header(recipe: Recipe, plan: Plan, task: Task, key: bytes) -> dict[st
         "noise_source": recipe.privacy.source,
         "for_release": not plan.source.repeatable,
         "trust": recipe.privacy.trust,
-        "begins_elsewhere": recipe.task.begins_elsewhere,
+        "begins_elsewhere": task.begins_elsewhere,
     }
 
 

@@ -300,6 +300,7 @@ def test_adapter_and_head_begin_from_a_head_that_was_trained_alone(
     assert accuracy == pytest.approx(folder.summary_of(finished)["metrics"]["accuracy"], abs=1e-9)
     wanted["bounding"] = {"rule": "clip", "bound": 1}
     wanted["privacy"] = {"mechanism": "gaussian", "noise_multiplier": 1, "delta": 1e-5}
+    wanted["users"]["public"] = True
     wanted["run"]["steps"] = 1
     path = place / "begun.yaml"
     path.write_text(json.dumps(wanted))
@@ -351,6 +352,7 @@ def test_local_noise_prints_the_epsilon_that_it_buys(
     wanted = document(minilm, place / "states")
     wanted["bounding"] = {"rule": "clip", "bound": 1}
     wanted["privacy"] = {"mechanism": "gaussian", "trust": "local", "noise_multiplier": 0.1, "delta": 1e-5}
+    wanted["users"]["public"] = True
     path = place / "local.yaml"
     path.write_text(json.dumps(wanted))
     code, out, _ = command("train", path, "--out", place / "local")

@@ -98,6 +98,10 @@ class Retrieval(BasicTask):
         self._check_start(self.settings.start)
         return load_start(self.settings.start, fresh, optional=(ADAPTER,))
 
+    @property
+    def begins_elsewhere(self) -> bool:
+        return self.settings.start is not None
+
     def _check_start(self, run: Path) -> None:
         """Of a run's folder: it was trained on nothing that tests this one, and its numbers mean the same here."""
         if not (run / "summary.json").exists():
