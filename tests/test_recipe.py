@@ -89,6 +89,10 @@ ONE_MISTAKE = {
     "a count without a mean": ("final.count=2", ["final.count=2: only used with final.kind: mean"]),
     "more last steps than steps": ("evaluation.last=101", ["evaluation.last=101: expected at most run.steps=100"]),
     "too few weights": ("users.weights=[1, 2, 3]", ["users.weights: 3 weights for 287 users"]),
+    "weights that follow from data": (
+        "users.weights=examples",
+        ["users.weights=examples: removing a user would change everybody's weight", "users.public: true", "uniform"],
+    ),
     "layer weights without a use": ("bounding.layer_weights={bias: 2}", ["bounding.layer_weights: only used"]),
 }
 
@@ -99,6 +103,36 @@ def test_a_mistake_is_one_problem_that_says_where_and_what_is_expected(mistake: 
     (said,) = problems(override)
     for fragment in fragments:
         assert fragment in said
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        ["privacy.mechanism=banded", "sampling.kind=cyclic"],
+        ["privacy.trust=local"],
+        ["privacy.trust=distributed"],
+        ["sampling.kind=fixed", "privacy.accountant=rdp"],
+        ["bounding={rule: clip, bound: 1, adaptive: {quantile: 0.5}}"],
+    ],
+)
+def test_weights_that_follow_from_data_are_refused_with_every_guarantee_unless_they_are_public(
+    noise: list[str],
+) -> None:
+    (said,) = problems("users.weights=examples", *noise)
+    assert "removing a user would change everybody's weight" in said
+    assert load("convex/digits", ["users={weights: examples, public: true}", *noise]).users.public
+
+
+def test_weights_that_follow_from_data_are_free_where_nothing_is_promised() -> None:
+    plain = ["bounding.rule=none", "privacy={mechanism: none}"]
+    partial = ["privacy={mechanism: partial, tensors: [weight], noise_multiplier: 1}"]
+    for sets in (plain, partial):
+        assert not load("convex/digits", ["users.weights=examples", *sets]).users.public
+
+
+def test_weights_that_nobody_declared_public_leave_the_digest_of_a_recipe_as_it_was() -> None:
+    assert "public" not in load("convex/digits").model_dump()["users"]
+    assert load("convex/digits", ["users.public=false"]).digest == load("convex/digits").digest
 
 
 def test_a_misspelt_weighting_is_answered_with_the_nearest_name() -> None:
@@ -173,7 +207,7 @@ def test_fixed_cohorts_are_accepted_with_rdp_and_with_everyone() -> None:
         ("local.divide_by_learning_rate=false", "local.divide_by_learning_rate", False),
         ("description=a=b", "description", "a=b"),
         (" run.seed =3", "run.seed", 3),
-        ("users.weights=examples", "users.weights", "examples"),
+        ("users={weights: examples, public: true}", "users.weights", "examples"),
         (f"users.weights={[1.0] * 287}", "users.weights", (1.0,) * 287),
     ],
 )
@@ -341,7 +375,7 @@ def test_a_recipe_that_is_written_and_read_again_is_the_same_run(
         {
             "description": description,
             "task": {"kind": "convex/quadratics", "users": 3},
-            "users": {"weights": weights},
+            "users": {"weights": weights, "public": weights == "examples"},
             "sampling": {"cohort": 2},
             "local": {"steps": 1, "learning_rate": bound, "schedule": {"kind": "per_round", "factor": factor}},
             "bounding": {
@@ -366,7 +400,8 @@ def test_a_recipe_that_is_written_and_read_again_is_the_same_run(
     "override",
     [
         "run.seed=1", "run.steps=99", "task.l2=0", "sampling.cohort=58", "local.steps=19", "bounding.bound=31.250001",
-        "privacy.target_epsilon=4", "central.momentum=0.7", "final.kind=random", "users.weights=examples",
+        "privacy.target_epsilon=4", "central.momentum=0.7", "final.kind=random",
+        "users={weights: examples, public: true}",
     ],
 )  # fmt: skip
 def test_recipes_that_differ_in_one_value_are_different_runs(override: str) -> None:

@@ -24,7 +24,7 @@ DIGESTS = {
     "retrieval/sms-both": "cb97135fe47c7b4e",
     "retrieval/sms-federated": "d14935356d07aed4",
     "retrieval/sms-head": "b99c3b85aa62f201",
-    "retrieval/sms-local-dp": "b3445131ed7c1c18",
+    "retrieval/sms-local-dp": "7cf8ab75137e9bf3",
     "retrieval/sms-private-quantile": "73aadb36f5313f6c",
     "speech/an4/central": "1d101a28b3d0fad1",
     "speech/an4/federated": "4596c52a4dc69be4",

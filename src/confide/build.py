@@ -28,7 +28,7 @@ from confide.federated.final import FinalModel
 from confide.federated.parameters import Layout, flatten
 from confide.federated.probe import Probe
 from confide.federated.task import Task, TaskSection
-from confide.files import digest
+from confide.files import digest, new_secret, seal
 from confide.privacy.ledger import Ledger
 from confide.privacy.plan import Plan, make_plan
 from confide.recipe import Recipe, Users
@@ -46,6 +46,7 @@ def make_loop(
     task: Task | None = None,
     here: Place | None = None,
     remote: RemoteEngine | None = None,
+    secret: Callable[[], bytes] = new_secret,
 ) -> Loop:
     """Build everything that a run is made of, and check it.
 
@@ -57,6 +58,7 @@ def make_loop(
         task: takes the place of the recipe's own task, for example one that is kept between runs.
         here: the place of this process, where torchrun started several.
         remote: makes the engine of a deployment.
+        secret: gives the key of the digests in the ledger's first line; without it they get a key that nobody keeps.
 
     Returns:
         A loop. `start()` gives the first state, and `step(state)` makes one central step, in place.
@@ -85,7 +87,7 @@ def make_loop(
     )  # fmt: skip
     engine = _engine(recipe, task, plan, layout, like, workers, here, remote)
     try:
-        header = ledger_header(recipe, plan, task)
+        header = ledger_header(recipe, plan, task, secret())
         ledger = Ledger.create(None, header) if open_ledger is None else open_ledger(header)
     except BaseException:
         engine.close()
@@ -118,7 +120,11 @@ def make_trainer_from(recipe_json: str, where: torch.device | str = "cpu") -> Pa
 
 
 def user_weights(users: Users, task: Task) -> np.ndarray:
-    """w_k with sum 1. They are taken as public and fixed: adding or removing a user does not change the others'."""
+    """Compute w_k with sum 1.
+
+    A guarantee takes them as public and fixed: adding or removing a user does not change the others'. Those by the
+    number of examples are not, unless the recipe declares the numbers public.
+    """
     held = task.examples
     if users.weights == "uniform":
         return np.full(len(held), 1.0 / len(held))
@@ -128,10 +134,12 @@ def user_weights(users: Users, task: Task) -> np.ndarray:
     return np.asarray(raw / raw.sum())
 
 
-def ledger_header(recipe: Recipe, plan: Plan, task: Task) -> dict[str, Any]:
-    """The first line of the ledger: what the run is, and digests of what it was made from."""
+def ledger_header(recipe: Recipe, plan: Plan, task: Task, key: bytes) -> dict[str, Any]:
+    """Make the first line of the ledger: what the run is, and keyed digests of what it was made from."""
     return {
-        "inputs": dict(task.fingerprint) | code_digests(recipe),
+        "inputs": seal(dict(task.fingerprint) | code_digests(recipe), key),
+        **({"inputs_keyed": True} if key else {}),
+        **({"public_weights": True} if recipe.users.declared_public else {}),
         "recipe": recipe.digest,
         "population": len(plan.weights),
         "fresh_cohorts": True,
@@ -141,7 +149,7 @@ def ledger_header(recipe: Recipe, plan: Plan, task: Task) -> dict[str, Any]:
         "noise_source": recipe.privacy.source,
         "for_release": not plan.source.repeatable,
         "trust": recipe.privacy.trust,
-        "begins_elsewhere": recipe.task.begins_elsewhere,
+        "begins_elsewhere": task.begins_elsewhere,
     }
 
 

@@ -1,11 +1,12 @@
-"""The machine: files that are never half-written, digests, where data and kept results lie, and how many cores."""
+"""The machine: files that are never half-written, digests and their keys, where data lie, and how many cores."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+import secrets
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,16 +19,20 @@ if TYPE_CHECKING:
 DATA_ENV = "CONFIDE_DATA"
 _USUAL = Path("../shared/data")
 CACHE_ENV = "CONFIDE_CACHE"
+SECRET = "secret.key"
+"""The file of a run's folder with the key of its digests. It must not leave the folder."""
+_SECRET_BYTES = 32
 
 
-def write_atomically(path: Path, content: bytes, suffix: str = ".tmp") -> None:
-    """Temporary file beside the target, fsync, rename, fsync of the folder.
+def write_atomically(path: Path, content: bytes, suffix: str = ".tmp", mode: int = 0o666) -> None:
+    """Write a temporary file beside the target, sync it, rename it, and sync the folder.
 
-    Where several processes may write the same file, each needs a suffix of its own.
+    Where several processes may write the same file, each needs a suffix of its own. `mode` says who may read it, less
+    what the umask takes away.
     """
     temporary = path.with_name(path.name + suffix)
     try:
-        with temporary.open("wb") as file:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -65,6 +70,35 @@ def digest(pieces: Iterable[str | bytes | Tensor | np.ndarray]) -> str:
             total.update(f"bytes {len(own)} ".encode())
             total.update(own)
     return total.hexdigest()
+
+
+def seal(digests: Mapping[str, str], key: bytes) -> dict[str, str]:
+    """Key digests of data, so that nobody without the key can test a guess of the data against them.
+
+    An empty key leaves them as they are, as in runs from before there was a key.
+    """
+    if not key:
+        return dict(digests)
+    return {
+        name: hashlib.blake2b(f"{name}\n{value}".encode(), key=key, digest_size=16).hexdigest()
+        for name, value in digests.items()
+    }
+
+
+def new_secret() -> bytes:
+    """Draw a key for `seal` from the operating system."""
+    return secrets.token_bytes(_SECRET_BYTES)
+
+
+def read_secret(folder: Path) -> bytes | None:
+    """Read the key of a run's digests; none if the folder has no such file."""
+    try:
+        key = (folder / SECRET).read_bytes()
+    except FileNotFoundError:
+        return None
+    if len(key) != _SECRET_BYTES:
+        raise UserError(f"{folder / SECRET} has {len(key)} bytes; expected {_SECRET_BYTES}: put the run's own back")
+    return key
 
 
 def data_folder() -> Path:

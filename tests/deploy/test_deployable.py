@@ -24,7 +24,7 @@ from confide.deploy.deployment import _told, check_deployable
             ["bounding={rule: clip, bound: 1, adaptive: {kind: car}}", "privacy={mechanism: none}"],
             "kind=car: needs every client's raw norm",
         ),
-        (["privacy.trust=distributed", "users.weights=examples"], "uniform weights"),
+        (["privacy.trust=distributed", "users={weights: examples, public: true}"], "uniform weights"),
     ],
 )
 def test_what_cannot_be_kept_when_users_are_elsewhere_is_refused(sets: list[str], said: str) -> None:

@@ -35,7 +35,7 @@ from support.rehearsal import Local, engine, loop_over, run_over
         ["bounding.rule=per_layer_normalise"],
         ["bounding.rule=normalise", "bounding.bound=0.3"],
         ["bounding.adaptive={quantile: 0.4}"],
-        ["users.weights=examples", "sampling={kind: fixed, cohort: 4}", "privacy.accountant=rdp"],
+        ["users={weights: examples, public: true}", "sampling={kind: fixed, cohort: 4}", "privacy.accountant=rdp"],
     ],
 )
 def test_clients_elsewhere_give_the_model_and_the_ledger_of_one_process(tiny: str, changed: list[str]) -> None:
@@ -43,7 +43,7 @@ def test_clients_elsewhere_give_the_model_and_the_ledger_of_one_process(tiny: st
     alone, expected = simulate(recipe)
     loop, state = run_over(recipe, engine())
     assert float((state.parameters - expected.parameters).norm()) <= 1e-6 * float(expected.parameters.norm())
-    assert loop.ledger.head == alone.ledger.head
+    assert loop.ledger.entries == alone.ledger.entries
 
 
 def test_a_short_cut_of_the_task_makes_no_difference() -> None:
@@ -60,7 +60,7 @@ def test_a_short_cut_of_the_task_makes_no_difference() -> None:
     alone, expected = simulate(recipe)
     loop, state = run_over(recipe, engine())
     assert float((state.parameters - expected.parameters).norm()) <= 1e-6 * float(expected.parameters.norm())
-    assert loop.ledger.head == alone.ledger.head
+    assert loop.ledger.entries == alone.ledger.entries
 
 
 def test_missing_clients_leave_divisor_noise_and_ledger_as_they_are(tiny: str) -> None:
@@ -71,7 +71,7 @@ def test_missing_clients_leave_divisor_noise_and_ledger_as_they_are(tiny: str) -
 
     alone, _ = simulate(recipe)
     loop, state = run_over(recipe, engine(fate=third_is_silent, terms=Terms(deadline=0.05, poll=0.0, minimum=0.0)))
-    assert loop.ledger.head == alone.ledger.head
+    assert loop.ledger.entries == alone.ledger.entries
     assert state.step == 20
 
 

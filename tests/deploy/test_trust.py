@@ -11,7 +11,8 @@ import torch
 
 pytest.importorskip("flwr", reason="deployment needs Flower: pip install 'confide[deploy]'")
 
-from confide.build import make_trainer
+from confide.build import make_task, make_trainer
+from confide.deploy.client import OwnData, TrainingClient
 from confide.deploy.parcels import Parcel
 from confide.deploy.remote import TRAIN, Terms
 from confide.engines.engine import Abandoned, InProcess
@@ -20,12 +21,28 @@ from confide.privacy.ledger import Ledger
 from confide.privacy.mechanisms import Occasion
 from confide.privacy.trust.secure import KEYS, MASKED, SHARES, UNMASK, Session
 from confide.recipe import load
-from confide.runs import checkpoint
+from confide.runs import checkpoint, folder
 from confide.runs.simulation import simulate
 from support.rehearsal import engine, loop_over, run_over
 
 WIDE = ["task={kind: convex/quadratics, users: 8, dimension: 600, rank: 2}", "sampling={kind: fixed, cohort: 8}",
         "privacy.accountant=rdp", "privacy.noise_multiplier=2"]  # fmt: skip
+
+
+@pytest.mark.parametrize("trust", ["local", "distributed"])
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_a_clients_own_ledger_says_whether_the_starting_model_is_covered(
+    trust: str, elsewhere: bool, tiny: str, tmp_path: Path
+) -> None:
+    wanted = load(tiny, [f"privacy.trust={trust}"])
+    own = make_task(wanted.task, wanted.run.seed)
+    if elsewhere:
+        own.starting_parameters = own.initial_parameters  # type: ignore[method-assign]
+    client = TrainingClient(wanted, OwnData(own, 5), [5], tmp_path / "state")
+    assert client.noise is not None
+    client.noise.plan_for(12)
+    assert Ledger.read(tmp_path / "state" / "ledger.jsonl").header["begins_elsewhere"] is elsewhere
+    assert folder.check_ledger(tmp_path / "state")["begins_elsewhere"] is elsewhere
 
 
 def test_local_noise_comes_from_the_clients_and_gives_the_model_of_one_process(tiny: str, tmp_path: Path) -> None:
@@ -34,7 +51,7 @@ def test_local_noise_comes_from_the_clients_and_gives_the_model_of_one_process(t
     # Twelve clients of one user each: the ledgers are theirs.
     loop, state = run_over(recipe, engine(12, state=tmp_path))
     assert float((state.parameters - expected.parameters).norm()) <= 1e-6 * float(expected.parameters.norm())
-    assert loop.ledger.head == alone.ledger.head
+    assert loop.ledger.entries == alone.ledger.entries
     counts = [Ledger.read(path).count for path in tmp_path.glob("*/ledger.jsonl")]
     cohorts = [alone.plan.cohort(step) for step in range(recipe.run.steps)]
     assert sum(counts) == sum(map(len, cohorts))

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from confide import recipe
 from confide.build import make_task
+from confide.errors import Stopped, UserError
 from confide.federated.parameters import flatten
 from confide.federated.task import Task
 from confide.privacy.ledger import Ledger
@@ -31,6 +32,7 @@ from confide.recipe import Recipe
 from confide.report.page import write_report
 from confide.runs import checkpoint, folder
 from confide.runs.simulation import simulate
+from support.keyless import ledger_without_key, summary_without_key
 
 Command = Callable[..., tuple[int, str, str]]
 Contents = Callable[[Path], dict[str, str]]
@@ -91,7 +93,7 @@ def test_a_run_leaves_every_file_and_no_temporary_one(finished: Path, contents: 
     assert len(events) == 1
     assert names - events == {
         "recipe.yaml", "metrics.jsonl", "layers.jsonl", "times.jsonl", "scores.json", "summary.json",
-        "model.safetensors", "ledger.jsonl", "checkpoint.safetensors", "report.html",
+        "model.safetensors", "ledger.jsonl", "checkpoint.safetensors", "report.html", "secret.key",
     }  # fmt: skip
 
 
@@ -275,7 +277,7 @@ def test_help_imports_nothing_that_takes_long() -> None:
 def test_two_runs_of_a_recipe_leave_the_same_bytes(finished: Path, tmp_path: Path, no_figures: None) -> None:
     folder.train(digits(), tmp_path / "again", quiet=True)
     assert model_of(tmp_path / "again") == model_of(finished)
-    assert (tmp_path / "again" / "ledger.jsonl").read_bytes() == (finished / "ledger.jsonl").read_bytes()
+    assert ledger_without_key(tmp_path / "again") == ledger_without_key(finished)
 
 
 def test_another_seed_gives_another_model_other_cohorts_and_other_noise(finished: Path) -> None:
@@ -323,11 +325,8 @@ def test_a_run_that_is_stopped_and_resumed_ends_as_if_it_had_not_been(
     assert not (run / folder.SUMMARY).exists()
     assert command("resume", run)[0] == 0
     assert model_of(run) == model_of(tmp_path / "straight")
-    assert (run / "ledger.jsonl").read_bytes() == (tmp_path / "straight" / "ledger.jsonl").read_bytes()
-    untimed = [
-        {k: v for k, v in folder.summary_of(tmp_path / n).items() if k != "seconds"} for n in ("straight", "stopped")
-    ]
-    assert untimed[0] == untimed[1]
+    assert ledger_without_key(run) == ledger_without_key(tmp_path / "straight")
+    assert summary_without_key(run) == summary_without_key(tmp_path / "straight")
     assert [r["step"] for r in lines(run)] == [1, 2, 3, 4, 5, 6]
 
 
@@ -457,8 +456,40 @@ def test_a_mini_batch_as_large_as_the_data_is_the_whole_of_it() -> None:
 
 
 def test_weights_by_examples_are_uniform_where_all_users_hold_equally_many() -> None:
-    by_examples, uniform = (simulated(f"users.weights={w}")[0] for w in ("examples", "uniform"))
+    by_examples, uniform = (simulated(f"users={{weights: {w}, public: true}}")[0] for w in ("examples", "uniform"))
     torch.testing.assert_close(by_examples, uniform, rtol=1e-5, atol=1e-6)
+
+
+def test_a_run_says_that_it_takes_the_numbers_of_examples_as_public(
+    tmp_path: Path, tiny: str, command: Command, no_figures: None
+) -> None:
+    public = ("--set", "users={weights: examples, public: true}")
+    said = "how many examples each user has"
+    code, out, _ = command("train", tiny, *public, "--out", tmp_path / "by_examples")
+    assert code == 0
+    page = (tmp_path / "by_examples" / "report.html").read_text()
+    summary, ledger = folder.summary_of(tmp_path / "by_examples"), command("ledger", tmp_path / "by_examples")[1]
+    assert summary["public_weights"] is True
+    assert all(said in each for each in (out, page, summary["guarantee"], ledger))
+    assert command("train", tiny, "--out", tmp_path / "uniform")[0] == 0
+    assert "public_weights" not in folder.summary_of(tmp_path / "uniform")
+    assert said not in (tmp_path / "uniform" / "report.html").read_text()
+
+
+def test_a_finished_run_that_would_not_be_begun_today_can_still_be_read(
+    tmp_path: Path, tiny: str, command: Command, signal_after: Sender, no_figures: None
+) -> None:
+    """Weights that follow from data were not always refused."""
+    with pytest.MonkeyPatch.context() as older:
+        older.setattr(recipe, "refusals", lambda asked: [])
+        wanted = recipe.load(tiny, ["users.weights=examples"])
+        folder.train(wanted, tmp_path / "finished", quiet=True)
+        with pytest.raises(Stopped), signal_after(2):
+            folder.train(wanted, tmp_path / "stopped", quiet=True)
+    assert folder.held_recipe(tmp_path / "finished") == wanted
+    assert command("ledger", tmp_path / "finished")[0] == 0
+    with pytest.raises(UserError, match=r"removing a user would change everybody's weight"):
+        folder.resume(tmp_path / "stopped", quiet=True)
 
 
 def test_a_list_of_weights_counts_by_proportion() -> None:

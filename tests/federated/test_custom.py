@@ -98,4 +98,40 @@ def test_a_task_that_inherits_nothing_gets_the_defaults_for_what_it_lacks(
         assert seconds is not None
         assert seconds.tolist() == [1.5]
         assert each.starting_parameters()["w"].tolist() == [3.0, 3.0]
+        assert each.begins_elsewhere is False
     assert folder.train(wanted, tmp_path / "run", quiet=True)["metrics"]["loss"] < 18
+
+
+STARTS = """
+import torch
+from confide.federated.task import BasicTask
+from outsider_task import Outsider
+
+class Stranger(Outsider):  # inherits nothing of ours
+    def starting_parameters(self):
+        return {"w": torch.tensor([1.5, 1.5])}  # the mean of what the users hold
+
+class Heir(Outsider, BasicTask):
+    starting_parameters = Stranger.starting_parameters
+
+class Bound(Outsider, BasicTask):
+    def __init__(self, options, seed):
+        super().__init__(options, seed)
+        self.starting_parameters = lambda: {"w": torch.tensor([1.5, 1.5])}
+
+class Plain(Outsider, BasicTask): ...
+"""
+
+
+@pytest.mark.parametrize(("name", "elsewhere"), [("Stranger", True), ("Heir", True), ("Bound", True), ("Plain", False)])
+def test_a_task_that_brings_its_own_start_is_not_covered_by_the_guarantee(
+    name: str, elsewhere: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_figures: None
+) -> None:
+    (tmp_path / "outsider_task.py").write_text(OUTSIDER)
+    (tmp_path / "task_with_a_start.py").write_text(STARTS)
+    monkeypatch.chdir(tmp_path)
+    sets = [f"task={{kind: python, factory: 'task_with_a_start:{name}', options: {{start: 3}}}}", "sampling.cohort=2"]
+    wanted = recipe.load("convex/digits", [*sets, "local={epochs: 1, learning_rate: 0.1}", "run.steps=5"])
+    summary = folder.train(wanted, tmp_path / "run", quiet=True)
+    assert summary["begins_elsewhere"] is elsewhere
+    assert ("what the starting model was trained on" in summary["guarantee"]) is elsewhere

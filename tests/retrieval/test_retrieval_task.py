@@ -300,6 +300,7 @@ def test_adapter_and_head_begin_from_a_head_that_was_trained_alone(
     assert accuracy == pytest.approx(folder.summary_of(finished)["metrics"]["accuracy"], abs=1e-9)
     wanted["bounding"] = {"rule": "clip", "bound": 1}
     wanted["privacy"] = {"mechanism": "gaussian", "noise_multiplier": 1, "delta": 1e-5}
+    wanted["users"]["public"] = True
     wanted["run"]["steps"] = 1
     path = place / "begun.yaml"
     path.write_text(json.dumps(wanted))
@@ -328,6 +329,10 @@ def test_a_model_to_begin_from_has_to_fit(finished: Path, place: Path, minilm: s
         begin(seed=1)
     with pytest.raises(UserError, match="no model could be read from"):
         begin(start=str(place / "nowhere"))
+    shutil.copytree(finished, place / "published", ignore=shutil.ignore_patterns("secret.key"))
+    with pytest.raises(UserError, match=r"published/secret\.key is missing.*name the file of tensors"):
+        begin(start=str(place / "published"))
+    begin(start=str(place / "published" / "model.safetensors"))
 
 
 def test_a_run_goes_on_when_the_model_it_began_from_is_gone(
@@ -347,6 +352,7 @@ def test_local_noise_prints_the_epsilon_that_it_buys(
     wanted = document(minilm, place / "states")
     wanted["bounding"] = {"rule": "clip", "bound": 1}
     wanted["privacy"] = {"mechanism": "gaussian", "trust": "local", "noise_multiplier": 0.1, "delta": 1e-5}
+    wanted["users"]["public"] = True
     path = place / "local.yaml"
     path.write_text(json.dumps(wanted))
     code, out, _ = command("train", path, "--out", place / "local")

@@ -120,7 +120,7 @@ def test_a_broken_mechanism_is_caught(kind: str) -> None:
         ["privacy.mechanism=banded", "sampling.kind=cyclic"],
         ["privacy.accountant=rdp", "sampling.kind=fixed"],
         ["bounding={rule: per_layer_clip, bound: 5, split: dim, adaptive: {quantile: 0.5}}"],
-        ["privacy.placement=client", "users.weights=examples"],
+        ["privacy.placement=client", "users={weights: examples, public: true}"],
     ],
     ids=["banded", "fixed", "adaptive", "client"],
 )

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from confide.build import make_task
+from confide.build import make_loop, make_task
 from confide.errors import Stopped, UserError
-from confide.files import digest
+from confide.files import digest, seal
 from confide.privacy.ledger import Ledger
 from confide.recipe import Recipe, load
+from confide.report.page import write_report
 from confide.runs import fingerprint, folder
 
 TABLE = """\
@@ -43,11 +44,11 @@ def test_the_digest_tells_boundaries_shapes_and_types_apart() -> None:
 @pytest.mark.parametrize("name", ["convex/digits", "convex/quadratics", "speech/embedded/federated"])
 def test_every_task_names_the_users_data(name: str) -> None:
     recipe = load(name)
-    first, again = (fingerprint.of_task(make_task(recipe.task, 0)) for _ in range(2))
+    first, again = (make_task(recipe.task, 0).fingerprint for _ in range(2))
     assert first == again
     assert "the users' data" in first
     if name.startswith("convex"):  # who holds what depends on the seed
-        assert fingerprint.of_task(make_task(recipe.task, 1)) != first
+        assert make_task(recipe.task, 1).fingerprint != first
 
 
 @pytest.fixture
@@ -132,3 +133,90 @@ def test_a_run_does_not_go_on_with_other_code_of_a_recipes_function(
     after = code_digests(recipe)
     assert list(before) == list(after) == ["the code of bounding.function"]
     assert before != after
+
+
+# Digests of users' data are keyed: whoever knows all users but one could test a guess of that one on a plain digest.
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run for release, with everything that it leaves behind."""
+    place = tmp_path_factory.mktemp("released") / "run"
+    folder.train(load("convex/digits", ["privacy.source=system", "run.steps=5"]), place, quiet=True, page=write_report)
+    return place
+
+
+def test_no_document_of_a_run_has_a_digest_that_follows_from_the_data_alone(released: Path) -> None:
+    recipe = folder.held_recipe(released)
+    guess = dict(make_task(recipe.task, recipe.run.seed).fingerprint)
+    key = (released / "secret.key").read_bytes()
+    told = [Ledger.read(released / "ledger.jsonl").header["inputs"], folder.summary_of(released)["inputs"]]
+    assert told[0] == told[1] == seal(guess, key)
+    assert seal(guess, bytes(32)) != told[0]
+    for path in released.iterdir():
+        content = path.read_bytes()
+        assert not any(value.encode() in content for value in guess.values()), path
+        if path.name != "secret.key":
+            assert key not in content, path
+            assert key.hex().encode() not in content, path
+
+
+def test_the_secret_is_32_bytes_of_this_run_that_only_its_owner_reads(released: Path, tmp_path: Path) -> None:
+    folder.train(folder.held_recipe(released), tmp_path / "again", quiet=True)
+    secrets = [(place / "secret.key") for place in (released, tmp_path / "again")]
+    assert [len(each.read_bytes()) for each in secrets] == [32, 32]
+    assert [each.stat().st_mode & 0o777 for each in secrets] == [0o600, 0o600]
+    assert secrets[0].read_bytes() != secrets[1].read_bytes()
+
+
+def test_runs_in_memory_each_have_a_key_of_their_own() -> None:
+    recipe = load("convex/digits")
+    one, other = (make_loop(recipe).ledger.header["inputs"] for _ in range(2))
+    assert one.keys() == other.keys() == {"the users' data"}
+    assert one != other
+
+
+def test_a_run_without_its_secret_is_read_but_not_resumed(
+    tiny: str, tmp_path: Path, signal_after: Callable[..., Any], no_figures: None
+) -> None:
+    place = tmp_path / "run"
+    _stopped(load(tiny), place, signal_after)
+    key = (place / "secret.key").read_bytes()
+    (place / "secret.key").unlink()
+    assert folder.check_ledger(place)["releases"] == 2
+    before = (place / "ledger.jsonl").read_bytes()
+    with pytest.raises(UserError, match=r"secret\.key is missing.*Put it back.*or start another run"):
+        folder.resume(place, quiet=True)
+    assert (place / "ledger.jsonl").read_bytes() == before
+    assert not (place / "secret.key").exists()
+    (place / "secret.key").write_bytes(key[:-1])
+    with pytest.raises(UserError, match=r"secret\.key has 31 bytes; expected 32"):
+        folder.resume(place, quiet=True)
+    (place / "secret.key").write_bytes(key)
+    assert folder.resume(place, quiet=True)["steps"] == 6
+
+
+def test_a_folder_from_before_digests_were_keyed_is_checked_and_resumed_as_before(
+    over_a_table: Recipe, tmp_path: Path, signal_after: Callable[..., Any], no_figures: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    place, table = tmp_path / "run", tmp_path / "table.csv"
+    with monkeypatch.context() as older:
+        older.setattr(fingerprint, "secret_of", lambda folder: b"")
+        _stopped(over_a_table, place, signal_after)
+    plain = dict(make_task(over_a_table.task, 0).fingerprint)
+    header = Ledger.read(place / "ledger.jsonl").header
+    assert header["inputs"] == plain, "as an older version wrote it"
+    assert "inputs_keyed" not in header
+    table.write_text(TABLE.replace("far", "away"))
+    with pytest.raises(UserError, match=r"data changed since the run began"):
+        folder.resume(place, quiet=True)
+    table.write_text(TABLE)
+    assert folder.resume(place, quiet=True)["inputs"] == plain
+    assert not (place / "secret.key").exists()
+
+
+def test_a_training_that_fails_before_it_begins_can_be_started_again(tiny: str, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    fingerprint.secret_of(tmp_path / "run")  # killed after the secret and before the recipe
+    assert folder.train(load(tiny), tmp_path / "run", quiet=True)["steps"] == 6

@@ -9,7 +9,7 @@ from confide.commands.printing import print_json
 def ledger(run: Folder, as_json: Json = False) -> None:
     """Recompute the privacy spent from a run's ledger alone, and check every line of it."""
     from confide.privacy.accountant import shown
-    from confide.privacy.mechanisms.base import NOT_COVERED
+    from confide.privacy.mechanisms.base import AS_PUBLIC, NOT_COVERED
     from confide.privacy.trust.server_view import against_server
     from confide.runs import folder
 
@@ -29,5 +29,7 @@ def ledger(run: Folder, as_json: Json = False) -> None:
         print(f"that is against whoever sees the models alone; {against_server(found)}")
     if found["begins_elsewhere"]:
         print(f"it does not cover {NOT_COVERED}")
+    if "public_weights" in found:
+        print(f"it takes as public {AS_PUBLIC}")
     if not found["for_release"]:
         print("the noise was seeded: repeatable, for research; not for a release to others")

@@ -87,7 +87,7 @@ def _warn_of_large_delta(summary: dict[str, Any]) -> None:
 
 def _summary_rows(summary: dict[str, Any]) -> Iterable[Row]:
     from confide.privacy.accountant import shown
-    from confide.privacy.mechanisms.base import NOT_COVERED
+    from confide.privacy.mechanisms.base import AS_PUBLIC, NOT_COVERED
     from confide.privacy.trust.server_view import against_server
 
     for name, value in summary["metrics"].items():
@@ -102,6 +102,8 @@ def _summary_rows(summary: dict[str, Any]) -> Iterable[Row]:
             yield "against the server", against_server(summary)
         if summary.get("begins_elsewhere"):
             yield "not covered", NOT_COVERED
+        if "public_weights" in summary:
+            yield "taken as public", AS_PUBLIC
         yield "accounted by", f"{summary['accountant'].upper()}, {summary['sampler']}, {summary['adjacency']}"
         yield "noise", f"multiplier {number(summary['noise_multiplier'])}, {summary['noise_source']}"
     for reason, count in summary.get("skipped", {}).items():

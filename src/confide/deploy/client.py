@@ -49,6 +49,10 @@ class OwnData(BasicTask):
     def initial_parameters(self) -> dict[str, Tensor]:
         return self.task.initial_parameters()
 
+    @property
+    def begins_elsewhere(self) -> bool:
+        return self.task.begins_elsewhere
+
     def batch(self, user: int, examples: np.ndarray | None, draw: np.random.Generator) -> tuple[Tensor, ...]:
         return self.task.batch(0, examples, draw)
 
@@ -98,7 +102,9 @@ class TrainingClient:
         self.adapts = recipe.bounding.adaptive is not None  # with central trust only, as the recipe ensures
         self.trust, self.sessions = recipe.privacy.trust, dict[int, Session]()
         private = recipe.privacy.mechanism != "none" and self.trust != "central"
-        terms = OwnTerms(recipe.privacy, recipe.sampling, recipe.run.steps, recipe.run.seed, recipe.digest)
+        terms = OwnTerms(
+            recipe.privacy, recipe.sampling, recipe.run.steps, recipe.run.seed, recipe.digest, task.begins_elsewhere
+        )
         self.noise = OwnNoise(terms, rule.sensitivity, state) if private else None
         weights = np.zeros(max(users) + 1)  # each user's comes with the question
         self.trainer = PartTrainer(task, layout, recipe.local, rule, weights, recipe.run.seed, like)

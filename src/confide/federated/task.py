@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from types import MethodType
 from typing import Protocol
 
 import numpy as np
@@ -73,6 +74,11 @@ class Task(Protocol):
         """What a run begins with, where that is not the fresh model."""
         ...
 
+    @property
+    def begins_elsewhere(self) -> bool:
+        """Whether a run begins with a model that was made before it, whose data its guarantee does not cover."""
+        ...
+
     def scored(self, parameters: Mapping[str, Tensor]) -> tuple[dict[str, float], Items] | None:
         """The evaluation with how each test item was answered; none if the task has no test items."""
         ...
@@ -128,6 +134,11 @@ class BasicTask:
     def starting_parameters(self: Task) -> dict[str, Tensor]:
         return self.initial_parameters()
 
+    @property
+    def begins_elsewhere(self: Task) -> bool:
+        """Tell whether a task has its own `starting_parameters`: nobody knows what data these were made from."""
+        return self.starting_parameters != MethodType(BasicTask.starting_parameters, self)
+
     def scored(self, parameters: Mapping[str, Tensor]) -> tuple[dict[str, float], Items] | None:
         return None
 
@@ -149,8 +160,3 @@ class TaskSection(Section, ABC):
     @abstractmethod
     def make(self, seed: int) -> Task:
         """The task that the section describes."""
-
-    @property
-    def begins_elsewhere(self) -> bool:
-        """Whether a run begins with a model that was trained before, which its guarantee does not cover."""
-        return False

@@ -16,7 +16,7 @@ from confide.federated.intervals import interval
 from confide.federated.items import Items
 from confide.privacy.accountant import shown
 from confide.privacy.gaussian import SEEDED_END
-from confide.privacy.mechanisms.base import NOT_COVERED
+from confide.privacy.mechanisms.base import AS_PUBLIC, NOT_COVERED
 from confide.privacy.mechanisms.none import NOTHING_TO_EXTRAPOLATE, Nothing
 from confide.privacy.planner import Point, grow
 from confide.privacy.trust.server_view import against_server
@@ -127,6 +127,8 @@ def _promise(recipe: Recipe, summary: dict[str, Any]) -> str:
         else ""
     )
     before = f" It does not cover {NOT_COVERED}." if summary.get("begins_elsewhere") else ""
+    if summary.get("public_weights"):
+        before += f" It takes as public {AS_PUBLIC}."
     return (
         f"<p class='note{' promise' if summary['epsilon'] <= TARGET else ''}'>The final model is "
         f"<b>({shown(summary['epsilon'])}, {summary['delta']:g})</b>-differentially private for every user "

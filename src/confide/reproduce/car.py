@@ -44,6 +44,7 @@ METHODS = {SEARCH: "search", SOFT_SEARCH: "adapter_search", HEAD: "head", BOTH: 
 FIXED = (
     "bounding={rule: clip, bound: 1}",
     "privacy={mechanism: gaussian, trust: local, noise_multiplier: 0.1, delta: 1e-5}",
+    "users.public=true",
 )
 ADAPTIVE = ("bounding={rule: clip, bound: 1, adaptive: {kind: car, noise_multiplier: 0.1, decay: 0}}",)
 WARM = ("bounding={rule: clip, bound: 1, adaptive: {kind: car, noise_multiplier: 0.1, decay: 0.9, warm_up: 3}}",)

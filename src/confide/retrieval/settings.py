@@ -64,10 +64,6 @@ class RetrievalSettings(TaskSection):
     def has_head(self) -> bool:
         return self.method in ("head", "adapter_head")
 
-    @property
-    def begins_elsewhere(self) -> bool:
-        return self.start is not None
-
     def make(self, seed: int) -> Task:
         from confide.retrieval.task import Retrieval
 

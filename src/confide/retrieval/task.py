@@ -30,7 +30,7 @@ from confide.federated.chain import Affine, Chain
 from confide.federated.items import Items
 from confide.federated.start import load_start
 from confide.federated.task import BasicTask
-from confide.files import digest
+from confide.files import SECRET, digest, read_secret, seal
 from confide.randomness import generator
 from confide.retrieval.head import scaled
 from confide.retrieval.metrics import first_hits, ndcg, reciprocal
@@ -98,12 +98,24 @@ class Retrieval(BasicTask):
         self._check_start(self.settings.start)
         return load_start(self.settings.start, fresh, optional=(ADAPTER,))
 
+    @property
+    def begins_elsewhere(self) -> bool:
+        return self.settings.start is not None
+
     def _check_start(self, run: Path) -> None:
         """Of a run's folder: it was trained on nothing that tests this one, and its numbers mean the same here."""
         if not (run / "summary.json").exists():
             return
         recipe = read_yaml((run / "recipe.yaml").read_text())
-        held, now = json.loads((run / "summary.json").read_text()).get("inputs", {}), self.fingerprint
+        summary, key = json.loads((run / "summary.json").read_text()), b""
+        if summary.get("inputs_keyed"):
+            key = read_secret(run) or b""
+            if not key:
+                raise UserError(
+                    f"task.start={run}: {run / SECRET} is missing, and without it nobody can tell whether that run was "
+                    "trained on this one's test data; put it back, or name the file of tensors in that folder"
+                )
+        held, now = summary.get("inputs", {}), seal(self.fingerprint, key)
         others = [name for name in ("the test data", "the documents", "the encoder") if held.get(name) != now[name]]
         if recipe["task"]["kind"] != self.settings.kind or others:
             raise UserError(

@@ -2,8 +2,9 @@
 
 recipe.yaml (resolved), checkpoint.safetensors, ledger.jsonl, metrics.jsonl, layers.jsonl (norms of each tensor, where
 the model was evaluated), times.jsonl (seconds of each part of a step), events.* (TensorBoard), and at the end
-model.safetensors, scores.json (how each test item was answered), summary.json and report.html. Nothing that is there is
-ever overwritten by another run, and one process at a time works in it.
+model.safetensors, scores.json (how each test item was answered), summary.json and report.html. secret.key has the key
+of the digests of users' data, and must not leave the folder. Nothing that is there is ever overwritten by another run,
+and one process at a time works in it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from confide.federated import items
 from confide.federated.items import Items
 from confide.federated.state import State
 from confide.federated.task import Task
-from confide.files import write_atomically
+from confide.files import SECRET, write_atomically
 from confide.privacy import accountant, ledger
 from confide.privacy.ledger import Ledger
 from confide.privacy.mechanisms import Mechanism, mechanism_of
@@ -47,6 +48,7 @@ from confide.settings import read_yaml
 
 __all__ = ["LAYERS", "METRICS", "TIMES", "finite"]
 _CHANGED = "{} was changed after the run began; nothing was done. Put it back, or start another run"
+_INPUTS = (fingerprint.KEY, "inputs_keyed")
 _SPENT = ("epsilon", "delta", "accountant", "adjacency", "noise_source", "for_release", "releases")
 RECIPE, SUMMARY, MODEL = "recipe.yaml", "summary.json", "model.safetensors"
 
@@ -108,7 +110,8 @@ def train(
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; choose another --out folder")
     folder.mkdir(parents=True, exist_ok=True)
-    strangers = [p.name for p in folder.iterdir() if p.name not in (".lock", "superlink.log") and p.suffix != ".tmp"]
+    ours = (".lock", "superlink.log", SECRET)
+    strangers = [p.name for p in folder.iterdir() if p.name not in ours and p.suffix != ".tmp"]
     if strangers:
         raise UserError(f"{folder} is not empty and holds no run ({strangers[0]}, ...); choose another --out folder")
     with _hold_lock(folder):
@@ -118,7 +121,10 @@ def train(
 
 def _loop(folder: Path, wanted: Recipe, workers: int, here: Place | None, deployed: Deployed | None) -> Loop:
     task, engine = (None, None) if deployed is None else (deployed.task, deployed.engine)
-    return make_loop(wanted, lambda header: _open_ledger(folder, wanted, header), workers, task, here, engine)
+    return make_loop(
+        wanted, lambda header: _open_ledger(folder, wanted, header), workers, task, here, engine,
+        secret=lambda: fingerprint.secret_of(folder),
+    )  # fmt: skip
 
 
 def resume(
@@ -159,7 +165,8 @@ def held_recipe(folder: Path) -> Recipe:
         raise UserError(f"{folder} holds no run: there is no {RECIPE} in it; start one with `confide train`") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{folder / RECIPE} is not valid YAML: {error}") from None
-    return recipe.parse(document if isinstance(document, dict) else {}, str(folder / RECIPE))
+    finished = (folder / SUMMARY).exists()
+    return recipe.parse(document if isinstance(document, dict) else {}, str(folder / RECIPE), made=finished)
 
 
 def summary_of(folder: Path) -> dict[str, Any]:
@@ -195,6 +202,8 @@ def check_ledger(folder: Path) -> dict[str, Any]:
         "last_hash": book.head,
         "begins_elsewhere": book.header.get("begins_elsewhere", False),
     }
+    if book.header.get("public_weights"):
+        found["public_weights"] = True
     if book.header.get("trust") == "distributed" and delta is not None:
         seen = server_view(book.entries, delta, kind)
         found |= {"epsilon_server": finite(seen.server), "epsilon_server_and_client": finite(seen.with_client)}
@@ -351,16 +360,13 @@ def _finish(folder: Path, loop: Loop, state: State, page: WritePage | None) -> d
         "skipped": loop.task.left_out,
         "seed": loop.recipe.run.seed,
         "recipe": loop.recipe.digest,
-        "inputs": fingerprint.of_task(loop.task),
+        **{name: loop.ledger.header[name] for name in _INPUTS if name in loop.ledger.header},
         "ledger_head": spent["last_hash"],
         "begins_elsewhere": spent["begins_elsewhere"],
         "environment": describe_environment(),
     }
-    summary |= {
-        name: spent[name]
-        for name in ("epsilon_server", "epsilon_server_and_client", "releases_of_a_user")
-        if name in spent
-    }
+    stated = ("epsilon_server", "epsilon_server_and_client", "releases_of_a_user", "public_weights")
+    summary |= {name: spent[name] for name in stated if name in spent}
     if page is not None:
         page(folder, loop.recipe, summary)
     write_atomically(folder / SUMMARY, (json.dumps(summary, indent=2, allow_nan=False) + "\n").encode())

@@ -31,10 +31,6 @@ class SpeechSettings(TaskSection):
     augment: SpecAugment | None = Field(SpecAugment(), description="SpecAugment in training; null for none")
     cache: LocalPath | None = Field(None, description="where features are kept; none: the user's cache folder")
 
-    @property
-    def begins_elsewhere(self) -> bool:
-        return self.start is not None
-
     def make(self, seed: int) -> Task:
         from confide.speech.task import Speech
 

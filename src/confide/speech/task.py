@@ -81,6 +81,10 @@ class Speech(BasicTask):
         fresh = self.initial_parameters()
         return fresh if self.settings.start is None else load_start(self.settings.start, fresh)
 
+    @property
+    def begins_elsewhere(self) -> bool:
+        return self.settings.start is not None
+
     def seconds(self, user: int) -> np.ndarray:
         if user not in self._seconds:
             held = self.held[user].tolist()

@@ -30,6 +30,8 @@ Probability = Annotated[float, Field(gt=0, lt=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NOT_COVERED = "what the starting model was trained on"
 """No guarantee of a run covers it, where the run begins with a model from elsewhere."""
+AS_PUBLIC = "how many examples each user has"
+"""A guarantee takes it as public, where users weigh by it and the recipe declares so."""
 NOISE_KEYS = ("target_epsilon", "noise_multiplier", "noise_scale")
 
 
@@ -86,6 +88,8 @@ class Asked:
     """The number of users, where it is known."""
     uniform: bool = True
     """Whether all users weigh the same."""
+    private_weights: bool = False
+    """Whether the weights follow from the users' data, and nobody declared these public."""
 
     @property
     def everyone(self) -> bool:
@@ -194,6 +198,12 @@ class Mechanism:
         if not asked.bounded:
             problems.append(
                 "bounding.rule=none: noise protects nobody unless every update is bounded; choose clip or normalise"
+            )
+        if cls.guaranteed and asked.private_weights:
+            problems.append(
+                "users.weights=examples: removing a user would change everybody's weight and the noise, which no "
+                "guarantee covers; use weights: uniform, or say users.public: true if everybody may know how many "
+                "examples each user has"
             )
         return problems
 
@@ -348,7 +358,9 @@ class Mechanism:
         stated = f"epsilon {shown(spent['epsilon'])} at delta {delta:g}"
         if "epsilon_server" in spent:
             stated += f" against whoever sees the models alone; {against_server(spent)}"
-        return f"{stated}; it does not cover {NOT_COVERED}" if spent["begins_elsewhere"] else stated
+        if spent["begins_elsewhere"]:
+            stated += f"; it does not cover {NOT_COVERED}"
+        return f"{stated}; it takes as public {AS_PUBLIC}" if "public_weights" in spent else stated
 
     @classmethod
     def why_none(cls, privacy: Any) -> str:

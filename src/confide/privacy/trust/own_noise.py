@@ -33,13 +33,17 @@ TAIL = 10.0
 
 @dataclass(frozen=True)
 class OwnTerms:
-    """What this client's own copy of the recipe says about noise; `digest` identifies the recipe."""
+    """What this client's own copy of the recipe says about noise; `digest` identifies the recipe.
+
+    `begins_elsewhere` says that the run begins with a model that was made before it, whose data no ledger covers.
+    """
 
     privacy: Privacy
     sampling: Sampling
     steps: int
     seed: int
     digest: str
+    begins_elsewhere: bool
 
 
 class OwnNoise:
@@ -74,7 +78,7 @@ class OwnNoise:
         header = {
             "recipe": self.terms.digest, "delta": plan.delta, "accountant": plan.accountant,
             "adjacency": plan.event.adjacency, "noise_source": self.terms.privacy.source,
-            "for_release": not plan.source.repeatable,
+            "for_release": not plan.source.repeatable, "begins_elsewhere": self.terms.begins_elsewhere,
         }  # fmt: skip
         if self.state is None:
             return Ledger.create(None, header)
