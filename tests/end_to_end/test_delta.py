@@ -7,7 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from scipy import stats  # type: ignore[import-untyped]
 
+from confide.privacy.gaussian import SEEDED_END
 from confide.privacy.mechanisms import Mechanism
 
 Command = Callable[..., tuple[int, str, str]]
@@ -28,7 +30,11 @@ def test_a_run_names_the_accountant_that_answered(command: Command, tmp_path: Pa
     summary = json.loads((tmp_path / "small/summary.json").read_text())
     _, checked, _ = command("ledger", tmp_path / "small", "--json")
     assert summary["accountant"] == json.loads(checked)["accountant"] == "rdp"
-    assert "by RDP accounting of 2 releases" in (tmp_path / "small/report.html").read_text()
+    page = (tmp_path / "small/report.html").read_text()
+    assert "by RDP accounting of 2 releases" in page
+    beyond = f"{stats.norm.sf(SEEDED_END - 1 / 3):.1e}"
+    assert "ends at 6.56 deviations, which delta does not count" in page
+    assert f"shows beyond that end with probability {beyond} in a step" in page
 
 
 @pytest.mark.parametrize("as_json", [[], ["--json"]], ids=["table", "json"])
