@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors
 import soundfile
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import load, save
 
 from confide.errors import UserError
 from confide.speech import store as module
@@ -115,6 +119,40 @@ def test_opening_again_computes_nothing(
     for user in range(3):
         for a, b in zip(first.features(user, range(4)), second.features(user, range(4)), strict=True):
             assert np.array_equal(a, b)
+
+
+def test_the_audio_is_digested_when_features_are_made_and_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = _corpus(tmp_path / "audio", speakers=2)
+    first = _open(corpus, tmp_path / "kept").audio
+    assert len(set(first)) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_digest_audio", lambda utterances: pytest.fail("read the audio again"))
+        assert _open(corpus, tmp_path / "kept").audio == first
+        next((tmp_path / "kept").glob("*.index")).unlink()
+        assert _open(corpus, tmp_path / "kept").audio == first, "from the speakers' files"
+    path = corpus.speakers["speaker-1"][2].audio[0]
+    _write(path, corpus.speakers["speaker-1"][2].seconds, seed=99)
+    changed = _open(corpus, tmp_path / "kept").audio
+    assert changed[0] == first[0]
+    assert changed[1] != first[1]
+    elsewhere = Path(shutil.copytree(tmp_path / "audio", tmp_path / "moved"))
+    assert _open(_corpus(elsewhere, speakers=2), tmp_path / "others").audio == changed, "only what is said counts"
+
+
+def test_features_from_before_audio_was_digested_are_kept_and_their_audio_is_read_once(
+    corpus: Corpus, tmp_path: Path, no_signal_processing: Callable[[], None]
+) -> None:
+    expected = _open(corpus, tmp_path).audio
+    for path in tmp_path.rglob("*.safetensors"):
+        with safetensors.safe_open(path, framework="np") as file:
+            note = json.loads(file.metadata()["note"])
+        del note["audio"]
+        path.write_bytes(save(load(path.read_bytes()), metadata={"note": json.dumps(note)}))
+    next(tmp_path.glob("*.index")).unlink()
+    no_signal_processing()
+    assert _open(corpus, tmp_path).audio == expected
 
 
 def test_a_lost_index_is_built_from_the_speakers_files(

@@ -417,6 +417,26 @@ def test_a_speaker_with_one_short_utterance_trains_on_it_in_every_step(place: Pa
     assert float(update.norms.norm()) > 0
 
 
+def test_a_resume_over_other_audio_of_the_same_length_is_refused(
+    place: Path, tmp_path: Path, signal_after: Callable[..., AbstractContextManager[None]]
+) -> None:
+    sound = np.random.default_rng(1).uniform(-0.1, 0.1, (4, RATE))
+    for number, samples in enumerate(sound):
+        path = tmp_path / "said" / f"speaker{number}" / "a.wav"
+        path.parent.mkdir(parents=True)
+        soundfile.write(path, samples, RATE)
+        path.with_suffix(".txt").write_text("one")
+    wanted = parse(document(place, corpus={"kind": "folder", "folder": str(tmp_path / "said")}))
+    with signal_after(1), pytest.raises(Stopped):
+        folder.train(wanted, tmp_path / "run", quiet=True)
+    held, changed = path.read_bytes(), np.flip(sound[-1])
+    soundfile.write(path, changed, RATE)
+    with pytest.raises(UserError, match="the users' audio changed since the run began"):
+        folder.resume(tmp_path / "run", quiet=True)
+    path.write_bytes(held)
+    assert folder.resume(tmp_path / "run", quiet=True)["steps"] == 3
+
+
 def test_a_corpus_without_a_usable_speaker_is_refused(place: Path, tmp_path: Path) -> None:
     (tmp_path / "mute").mkdir()
     soundfile.write(tmp_path / "mute" / "a.wav", np.zeros(RATE // 10), RATE)

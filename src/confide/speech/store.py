@@ -5,6 +5,10 @@ is named after everything that decides its contents (feature settings, token set
 texts, files, sizes and times of change). So a later run finds it again, also for another corpus with the same speaker,
 and computes anew what has changed. An index of the whole corpus saves opening every file.
 
+With the features goes a digest of the recordings' bytes, by which a resumed run tells that the audio is the same. It
+costs a second reading of each recording when its features are made, and nothing when a store is opened again. Features
+from before there were such digests are kept; their recordings are read once more, without signal processing.
+
 Features are kept as float16: normalised log-mels lie within about +-5, where its error is at most 2e-3 and on average
 1.5e-4 of a standard deviation; a tiny model's log-probabilities move by less than 1e-2 and its greedy labels stay.
 
@@ -19,7 +23,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -29,7 +33,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from confide.errors import UserError
-from confide.files import cache_folder, make_folder, write_atomically
+from confide.files import cache_folder, digest, make_folder, write_atomically
 from confide.progress import Reporter
 from confide.speech.corpus import SAMPLE_RATE, Corpus, Skipped, Undecodable, Utterance, read_audio
 from confide.speech.features import FeatureSettings, log_mel
@@ -51,6 +55,7 @@ class _Speaker:
     key: str
     size: int  # bytes of the file, to notice one that was cut
     checksum: int
+    audio: str  # a digest of the recordings; empty in files from before there was one
     skipped: list[tuple[str, str]]  # id and reason
     kept: NDArray[np.int32]  # (n,) positions among the corpus's utterances of this speaker
     frames: NDArray[np.int32]  # (n,)
@@ -76,6 +81,11 @@ class FeatureStore:
     def examples(self) -> NDArray[np.int64]:
         """How many utterances each user has."""  # (users,)
         return np.array([len(speaker.kept) for speaker in self._index], dtype=np.int64)
+
+    @property
+    def audio(self) -> list[str]:
+        """A digest of each user's recordings."""
+        return [speaker.audio for speaker in self._index]
 
     def utterances(self, user: int) -> list[Utterance]:
         """A user's usable utterances."""
@@ -133,8 +143,8 @@ def open_store(
     scheme = _SCHEME if settings.sample_rate == SAMPLE_RATE else _RESAMPLED
     common = f"{scheme}\n{settings.model_dump_json()}\n{tokens.version}\n{stride}"
     paths = {name: _path(place, _key(common, name, own)) for name, own in corpus.speakers.items()}
-    digest = hashlib.sha256("\n".join(path.stem for path in paths.values()).encode())
-    index_path = place / f"{digest.hexdigest()[:32]}.index"
+    named = hashlib.sha256("\n".join(path.stem for path in paths.values()).encode())
+    index_path = place / f"{named.hexdigest()[:32]}.index"
     index = _read_index(index_path, place)
     if index is None:
         make_folder(place)
@@ -145,7 +155,11 @@ def open_store(
             for name in missing:
                 found[name] = _make(paths[name], name, corpus.speakers[name], tokens, settings, stride)
                 reporter.advance(name)
-        index = [speaker for speaker in found.values() if speaker is not None]
+        index = [
+            speaker if speaker.audio else replace(speaker, audio=_digest_audio(corpus.speakers[name]))
+            for name, speaker in found.items()
+            if speaker is not None
+        ]
         _write(index_path, _pack_index(index))
     usable = [speaker for speaker in index if len(speaker.kept)]
     skipped = [Skipped(*item) for speaker in index for item in speaker.skipped]
@@ -166,16 +180,16 @@ def frames_needed(labels: Sequence[int]) -> int:
 
 
 def _key(common: str, name: str, utterances: list[Utterance]) -> str:
-    digest = hashlib.sha256(f"{common}\n{name}\n".encode())
+    total = hashlib.sha256(f"{common}\n{name}\n".encode())
     for utterance in utterances:
-        digest.update(f"{utterance.id}\n{utterance.text}\n".encode())
+        total.update(f"{utterance.id}\n{utterance.text}\n".encode())
         for path in utterance.audio:
             try:
                 state = os.stat(path)
-                digest.update(f"{path}\n{state.st_size}\n{state.st_mtime_ns}\n".encode())
+                total.update(f"{path}\n{state.st_size}\n{state.st_mtime_ns}\n".encode())
             except OSError:
-                digest.update(f"{path}\nmissing\n".encode())
-    return digest.hexdigest()[:32]
+                total.update(f"{path}\nmissing\n".encode())
+    return total.hexdigest()[:32]
 
 
 def _path(folder: Path, key: str) -> Path:
@@ -211,10 +225,23 @@ def _make(
         "tokens": np.concatenate(targets) if targets else np.empty(0, dtype=np.uint8),
     }
     checksum = _checksum(arrays.values())
-    content = save(arrays, metadata={"note": json.dumps({"checksum": checksum, "skipped": skipped})})
+    audio = _digest_audio(utterances)
+    content = save(arrays, metadata={"note": json.dumps({"checksum": checksum, "audio": audio, "skipped": skipped})})
     _write(path, content)
     numbers = (arrays[each] for each in _NUMBERS)
-    return _Speaker(name, path.stem, len(content), checksum, skipped, *numbers)
+    return _Speaker(name, path.stem, len(content), checksum, audio, skipped, *numbers)
+
+
+def _digest_audio(utterances: list[Utterance]) -> str:
+    """Digest the bytes of a speaker's recordings: of files, since decoded sound and features vary between machines."""
+    return digest(_recording(path) for utterance in utterances for path in utterance.audio)
+
+
+def _recording(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""  # its utterance is skipped
 
 
 def _checksum(arrays: Iterable[np.ndarray]) -> int:
@@ -233,14 +260,15 @@ def _read(path: Path, name: str) -> _Speaker | None:
         if _checksum(arrays.values()) != note["checksum"] or arrays["frames"].sum() != len(arrays["features"]):
             return None
         numbers = (arrays[each] for each in _NUMBERS)
-        return _Speaker(name, path.stem, path.stat().st_size, note["checksum"], note["skipped"], *numbers)
+        size, audio = path.stat().st_size, note.get("audio", "")
+        return _Speaker(name, path.stem, size, note["checksum"], audio, note["skipped"], *numbers)
     except _DAMAGES:
         return None
 
 
 def _pack_index(index: list[_Speaker]) -> bytes:
     arrays = {key: np.concatenate([getattr(speaker, key) for speaker in index]) for key in _NUMBERS}
-    speakers = [[s.name, s.key, s.size, s.checksum, len(s.kept), len(s.tokens), s.skipped] for s in index]
+    speakers = [[s.name, s.key, s.size, s.checksum, s.audio, len(s.kept), len(s.tokens), s.skipped] for s in index]
     arrays["speakers"] = np.frombuffer(json.dumps(speakers).encode(), dtype=np.uint8)
     in_order = (arrays[key] for key in sorted(arrays))
     return save({**arrays, "check": np.array([_checksum(in_order)], dtype=np.uint32)})
@@ -253,12 +281,12 @@ def _read_index(path: Path, folder: Path) -> list[_Speaker] | None:
         if int(arrays.pop("check")[0]) != _checksum(arrays[key] for key in sorted(arrays)):
             return None
         index, rows, letters = [], 0, 0
-        for name, key, size, checksum, kept, tokens, skipped in json.loads(arrays["speakers"].tobytes()):
+        for name, key, size, checksum, audio, kept, tokens, skipped in json.loads(arrays["speakers"].tobytes()):
             if os.stat(_path(folder, key)).st_size != size:
                 return None
             own = [arrays[each][rows : rows + kept] for each in _NUMBERS[:3]]
             own.append(arrays["tokens"][letters : letters + tokens])
-            index.append(_Speaker(name, key, size, checksum, skipped, *own))
+            index.append(_Speaker(name, key, size, checksum, audio, skipped, *own))
             rows, letters = rows + kept, letters + tokens
         return index
     except _DAMAGES:

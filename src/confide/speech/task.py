@@ -62,9 +62,10 @@ class Speech(BasicTask):
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
-        """Digests of who said what for how long: to read every recording would take as long as training."""
+        """Digest who said what for how long, and the recordings, which were digested when features were made."""
         names = ("the users' data", "the test data")
-        return {name: digest(_describe(corpus)) for name, corpus in zip(names, self._listings, strict=True)}
+        listed = {name: digest(_describe(corpus)) for name, corpus in zip(names, self._listings, strict=True)}
+        return listed | {"the users' audio": digest(self.store.audio), "the test audio": digest(self.test.audio)}
 
     def _open(self, corpus: Corpus, quiet: bool) -> FeatureStore:
         stride = self.settings.model.stride
