@@ -5,48 +5,48 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from dp_accounting import get_epsilon_gaussian
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats  # type: ignore[import-untyped]
 
 from confide import recipe
+from confide.build import make_task
+from confide.commands.audit import BreakName
 from confide.errors import UserError
 from confide.federated.bounding import Bounding, bounder
 from confide.federated.parameters import Layout
 from confide.privacy import one_run
-from confide.runs.audit import Canaries, audit
+from confide.runs.audit import audit, measure_power
+from confide.runs.broken import BREAKS, Break
+from confide.runs.canaries import Canaries
 
 torch.set_num_threads(1)
 Command = Callable[..., tuple[int, str, str]]
-ROOT = Path(__file__).parents[2]
-
-
-def _benchmark() -> Any:
-    """The benchmark's own ways to break a mechanism; it is a script beside the package."""
-    spec = importlib.util.spec_from_file_location("audit_benchmark", ROOT / "benchmarks" / "audit.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-_found = _benchmark()
-BROKEN, QUICK, broken = _found.BROKEN, _found.QUICK, _found.broken
+QUICK = ("task.users=60", "sampling.cohort=12", "run.steps=30", "evaluation.last=1", "privacy.target_epsilon=2.5")
+DELTAS = (1e-5, 1e-3, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.85, 0.95, 0.99)
 
 
 def wanted(*overrides: str, seed: int = 0) -> recipe.Recipe:
     return recipe.load("convex/digits", [*QUICK, f"run.seed={seed}", *overrides])
+
+
+def gaussian_curve(mu: float) -> one_run.Curve:
+    return tuple((get_epsilon_gaussian(1 / mu, delta), delta) for delta in DELTAS)
+
+
+def gaussian_scores(mu: float, canaries: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Scores and coins of a Gaussian mechanism that tells of each canary by itself."""
+    draw = np.random.default_rng(seed)
+    included = draw.random(canaries) < 0.5
+    return mu * (included - 0.5) + draw.standard_normal(canaries), included
 
 
 # The statistics
@@ -82,17 +82,82 @@ def test_randomised_response_is_bounded_below_its_epsilon_as_often_as_promised(e
     assert np.mean([bounds[int(count)] for count in right]) > 0.6 * epsilon, "and not far below"
 
 
+def test_perfect_scores_prove_the_most_that_is_possible_however_the_coins_fell() -> None:
+    """The number of included canaries is not half of them; guesses that are forced to be could not all be right."""
+    curve = gaussian_curve(1.07)
+    for seed in range(20):
+        included = np.random.default_rng(seed).random(1000) < 0.5
+        found = one_run.audit_guesses(included - 0.5, included, curve, 0.05, False)
+        assert found[0].right == found[0].guesses
+        assert found[0].epsilon == one_run.best_possible(1000, curve, 0.05, False) > 1.5 * curve[0][0]
+
+
+@pytest.mark.parametrize("independent", [False, True])
+def test_a_gaussian_mechanism_is_above_its_own_curve_as_seldom_as_promised(independent: bool) -> None:
+    curve, above = gaussian_curve(1.0), 0
+    for seed in range(50):
+        found = one_run.audit_guesses(*gaussian_scores(1.0, 300, seed), curve, 0.05, independent)
+        above += found[0].epsilon > curve[0][0]
+    assert stats.binomtest(above, 50, 0.05, alternative="greater").pvalue > 1e-2
+
+
+@pytest.mark.parametrize(("independent", "mu"), [(False, 8.0), (True, 2.0)])
+def test_less_noise_than_the_curve_says_is_found(independent: bool, mu: float) -> None:
+    curve = gaussian_curve(1.0)
+    for seed in range(5):
+        found = one_run.audit_guesses(*gaussian_scores(mu, 650, seed), curve, 0.05, independent)
+        assert found[0].epsilon > curve[0][0]
+
+
+def test_the_reported_epsilon_is_below_the_true_one_also_when_the_claim_is_wrong() -> None:
+    true = get_epsilon_gaussian(1 / 2.0, 1e-5)
+    for seed in range(10):
+        found = one_run.audit_guesses(*gaussian_scores(2.0, 650, seed), gaussian_curve(1.0), 0.05, True)
+        assert gaussian_curve(1.0)[0][0] < found[0].epsilon < true
+
+
+def test_the_family_of_curves_contains_the_claim_and_grows() -> None:
+    curve = gaussian_curve(1.3)
+    assert np.array(one_run.curve_for(curve, curve[0][0])) == pytest.approx(np.array(curve))
+    for smaller, larger in ((0.5, 1.0), (4.0, 6.0), (10.0, 60.0)):
+        pairs = zip(one_run.curve_for(curve, smaller), one_run.curve_for(curve, larger), strict=True)
+        assert all(low[0] <= high[0] for low, high in pairs)
+
+
+@pytest.mark.parametrize("independent", [False, True])
+def test_as_many_canaries_as_needed_are_enough_and_fewer_are_not(independent: bool) -> None:
+    curve = gaussian_curve(1.3)
+    count = one_run.canaries_needed(7.0, curve, 0.05, 10_000, independent)
+    assert count is not None
+    assert one_run.best_possible(count, curve, 0.05, independent) >= 7.0
+    assert one_run.best_possible(round(0.9 * count), curve, 0.05, independent) < 7.0
+    assert one_run.canaries_needed(7.0, curve, 0.05, count - 1, independent) is None
+
+
 # The canaries
 
 
-def test_canaries_exceed_the_bound_and_their_filters_have_norm_one() -> None:
+def test_canaries_exceed_the_bound_and_are_bounded_to_it() -> None:
     layout = Layout(("a", "b"), ((50, 40), (7,)))
     planted = Canaries.plant(layout, 30, 6, 2.0, 0)
-    rule = bounder(Bounding(rule="per_layer_clip", bound=2.0, split="dim"), layout)
+    rule = bounder(Bounding(rule="clip", bound=2.0), layout)
     assert planted.norms().norm(dim=1).tolist() == pytest.approx([20.0] * 30)
-    assert planted.filters(rule).norm(dim=1).tolist() == pytest.approx([1.0] * 30)
+    assert planted.bounded(rule).norm(dim=1).tolist() == pytest.approx([2.0] * 30, rel=1e-5)
     assert bool((planted.signs.sum(dim=1) == 0).all())
-    assert all(len(set(row.tolist())) == len(row) for row in planted.places), "no coordinate twice"
+
+
+@pytest.mark.parametrize("count", [2, 30, 650, 2007])
+def test_no_two_canaries_share_a_coordinate_while_there_are_enough(count: int) -> None:
+    planted = Canaries.plant(Layout(("a", "b"), ((50, 40), (7,))), count, 6, 2.0, 0)
+    assert planted.apart
+    assert len(planted.places.unique()) == planted.places.numel()
+    assert 0 <= int(planted.places.min()) <= int(planted.places.max()) < 2007
+
+
+def test_more_canaries_than_coordinates_use_each_coordinate_once() -> None:
+    planted = Canaries.plant(Layout(("a",), ((50,),)), 80, 6, 2.0, 0)
+    assert not planted.apart
+    assert all(len(set(row.tolist())) == 50 for row in planted.places)
 
 
 # Whole audits
@@ -106,12 +171,19 @@ def test_an_honest_run_stays_below_its_claim(seed: int) -> None:
     assert found.claimed == pytest.approx(2.5, rel=0.02)
 
 
-@pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_mechanism_is_caught(kind: str) -> None:
-    with broken(kind):
-        found = audit(wanted(seed=3))
+@pytest.mark.parametrize("kind", BREAKS)
+def test_a_broken_mechanism_is_caught_where_the_help_sends_people(kind: Break) -> None:
+    """The whole recipe, with its claim of 5."""
+    found = audit(recipe.load("convex/digits", ["run.seed=3"]), broken=kind, alone=True)
+    assert found.claimed == pytest.approx(5, rel=0.01)
+    assert found.lower_bound > found.claimed
     assert not found.passed
-    assert found.lower_bound > 1.2 * found.claimed
+    assert found.to_json()["broken"] == kind
+
+
+def test_canaries_alone_find_what_they_find_among_users() -> None:
+    among, alone = (audit(wanted(), broken="half-noise", alone=alone) for alone in (False, True))
+    assert alone.findings == among.findings
 
 
 @pytest.mark.parametrize(
@@ -121,28 +193,84 @@ def test_a_broken_mechanism_is_caught(kind: str) -> None:
         ["privacy.accountant=rdp", "sampling.kind=fixed"],
         ["bounding={rule: per_layer_clip, bound: 5, split: dim, adaptive: {quantile: 0.5}}"],
         ["privacy.placement=client", "users={weights: examples, public: true}"],
+        ["privacy.trust=local"],
+        ["privacy.source=system"],
     ],
-    ids=["banded", "fixed", "adaptive", "client"],
+    ids=["banded", "fixed", "adaptive", "client", "local", "system"],
 )
 def test_every_mechanism_can_be_audited(overrides: list[str]) -> None:
     assert audit(wanted(*overrides)).passed
-    with broken("no noise"):
-        assert not audit(wanted(*overrides)).passed
+    assert not audit(wanted(*overrides), broken="no-noise").passed
 
 
-def test_the_command_reports_and_fails_loudly(command: Command, tmp_path: Path) -> None:
+def test_more_canaries_than_coordinates_catch_missing_noise_too() -> None:
+    assert audit(wanted(), 1000).passed
+    assert not audit(wanted(), 1000, broken="no-noise").passed
+
+
+def test_power_is_measured() -> None:
+    large = recipe.load("convex/digits", [])
+    assert measure_power(large, 650, make_task(large.task, 0)) == {"tenth-noise": True, "half-noise": True}
+    assert measure_power(large, 40, make_task(large.task, 0))["half-noise"] is False
+
+
+# The command
+
+
+def test_the_command_reports_the_claim_and_the_power(command: Command) -> None:
     small = [part for setting in QUICK for part in ("--set", setting)]
     code, out, _ = command("audit", "convex/digits", *small, "--json")
     found = json.loads(out)
     assert code == 0
     assert found["passed"] is True
+    assert found["broken"] is None
     assert found["lower_bound"] <= found["claimed"]
-    with broken("no noise"):
-        code, out, err = command("audit", "convex/digits", *small)
+    assert found["would_catch"]["tenth-noise"] is True
+    code, out, _ = command("audit", "convex/digits", *small)
+    assert code == 0
+    assert "would have caught a tenth of the noise: yes" in out
+    code, out, _ = command("audit", "convex/digits", *small, "--no-power")
+    assert code == 0
+    assert "would have caught" not in out
+
+
+def test_the_command_fails_loudly_and_says_that_it_was_broken_on_purpose(command: Command) -> None:
+    small = [part for setting in QUICK for part in ("--set", setting)]
+    code, out, err = command("audit", "convex/digits", *small, "--break", "no-noise")
     assert code == 1
     assert "THE AUDIT FAILED" in err
+    assert "broken on purpose (no-noise)" in err
+    assert "BROKEN ON PURPOSE" in out
+    code, out, _ = command("audit", "convex/digits", *small, "--break", "unbounded", "--json")
+    assert code == 1
+    assert json.loads(out)["broken"] == "unbounded"
+
+
+def test_claims_are_rounded_up_and_lower_bounds_down(command: Command) -> None:
+    setting = ("audit", "convex/digits", *(part for each in QUICK for part in ("--set", each)), "--no-power")
+    found = json.loads(command(*setting, "--json")[1])
+    words = command(*setting)[1].split()
+    claimed, proven = (float(words[place + 3]) for place, word in enumerate(words) if word == "epsilon")
+    assert found["claimed"] <= claimed <= found["claimed"] * 1.001
+    assert found["lower_bound"] - 0.001 <= proven <= found["lower_bound"]
+
+
+def test_the_command_breaks_what_the_audit_can_break() -> None:
+    assert [name.value for name in BreakName] == list(BREAKS)
 
 
 def test_a_recipe_without_a_claim_is_refused() -> None:
     with pytest.raises(UserError, match="nothing to audit"):
         audit(recipe.load("convex/digits", ["privacy.mechanism=none", "privacy.target_epsilon=null"]))
+
+
+def test_too_few_canaries_are_refused_with_the_number_that_is_enough() -> None:
+    with pytest.raises(UserError, match=r"canaries=10: expected \d+ to 100,000") as refused:
+        audit(recipe.load("convex/digits", []), 10)
+    enough = int(str(refused.value).split("expected ")[1].split()[0])
+    assert audit(recipe.load("convex/digits", []), enough, alone=True).best_possible > 6
+
+
+def test_a_claim_that_no_audit_can_disprove_is_refused() -> None:
+    with pytest.raises(UserError, match="100,000 canaries"):
+        audit(recipe.load("convex/digits", ["privacy.target_epsilon=80"]))

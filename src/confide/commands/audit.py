@@ -2,50 +2,102 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from typing import Annotated
+import time
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from confide.commands.options import Json, Sets, recipe_argument
 from confide.commands.printing import print_json
 
+if TYPE_CHECKING:
+    from confide.runs.audit import Audit
+    from confide.runs.broken import Break
+
+
+class BreakName(StrEnum):
+    """The ways to break a mechanism, as the command line offers them."""
+
+    no_noise = "no-noise"
+    tenth_noise = "tenth-noise"
+    half_noise = "half-noise"
+    same_noise = "same-noise"
+    unbounded = "unbounded"
+
 
 def audit(
     recipe: Annotated[str, recipe_argument("Name of a shipped recipe or path of a YAML file, with a guarantee.")],
     set_: Sets = None,
     canaries: Annotated[
-        int, typer.Option(min=10, help="Users that are planted. More can prove a larger epsilon.")
-    ] = 1000,
+        int | None, typer.Option(help="Users that are planted; as many as the claim needs, if left out.")
+    ] = None,
+    break_: Annotated[
+        BreakName | None, typer.Option("--break", help="Break the mechanism on purpose, to see the alarm ring.")
+    ] = None,
+    power: Annotated[
+        bool, typer.Option(help="Measure whether too little noise would have been caught (no training needed).")
+    ] = True,
     as_json: Json = False,
 ) -> None:
     """Try to disprove a recipe's guarantee: plant canary users, train once, and bound epsilon from below.
 
-    The method is one-run auditing (Steinke, Nasr, Jagielski 2023). A lower bound above the claimed epsilon proves a
+    The methods are one-run audits (Steinke, Nasr, Jagielski 2023; Mahloujifar, Melis, Chaudhuri 2024) and, where
+    canaries cannot influence each other, an exact binomial test. A lower bound above the claimed epsilon proves a
     defect, at 95 % confidence, and the command fails. A lower bound below it proves nothing: the guarantee rests on the
-    accounting, and the audit is a smoke alarm for it.
+    accounting, and the audit is a smoke alarm for it. `--break` tests the alarm with smoke.
 
-    Example: `confide audit convex/digits --set privacy.target_epsilon=3`
+    Example: `confide audit convex/digits --break half-noise`
     """
-    from confide.privacy.accountant import shown
+    from confide.build import make_task
     from confide.progress import Reporter
     from confide.recipe import load
     from confide.runs import audit as auditing
 
     wanted = load(recipe, set_ or [])
+    broken: Break | None = None if break_ is None else break_.value
+    task = make_task(wanted.task, wanted.run.seed)
     with Reporter(f"audit of {recipe}", wanted.run.steps, 0, as_json) as reporter:
-        found = auditing.audit(wanted, canaries, lambda step: reporter.advance(""))
+        found = auditing.audit(wanted, canaries, lambda step: reporter.advance(""), broken=broken, task=task)
+    began, caught = time.monotonic(), None
+    if power and broken is None:
+        caught = auditing.measure_power(wanted, found.canaries, task)
     if as_json:
-        print_json(found.to_json())
+        print_json(found.to_json() | {"would_catch": caught})
     else:
-        best = found.findings[0]
-        print(
-            f"claimed: epsilon at most {shown(found.claimed)} at delta {found.delta:g}\n"
-            f"audited: epsilon at least {found.lower_bound:.3f} at {found.confidence:.0%} confidence, from one run "
-            f"with {found.canaries} canaries ({best.right} of {best.guesses} guesses right)\n"
-            f"with every guess right, {found.best_possible:.2f} would have been shown"
-            + ("" if found.best_possible > found.claimed else ": too few canaries to disprove the claim")
-        )
+        _print(found, caught, time.monotonic() - began)
     if not found.passed:
-        print("THE AUDIT FAILED: this run gave away more than it claims. Do not release it", file=sys.stderr)
+        print(
+            "THE AUDIT FAILED: this run gave away more than it claims. "
+            + ("Do not release it" if broken is None else f"It was broken on purpose ({broken}): the alarm works"),
+            file=sys.stderr,
+        )
         raise typer.Exit(1)
+
+
+def _print(found: Audit, caught: dict[Break, bool] | None, seconds: float) -> None:
+    from confide.privacy.accountant import shown
+    from confide.runs.broken import BREAKS
+
+    best = found.findings[0]
+    if found.broken is not None:
+        print(f"BROKEN ON PURPOSE, not the recipe's own mechanism: {BREAKS[found.broken]}")
+    print(
+        f"claimed: epsilon at most {shown(found.claimed)} at delta {found.delta:g}\n"
+        f"audited: epsilon at least {_rounded_down(found.lower_bound)} at {found.confidence:.0%} confidence, from one "
+        f"run with {found.canaries} canaries ({best.right} of {best.guesses} guesses right)\n"
+        f"with every guess right, {_rounded_down(found.best_possible)} would have been shown"
+    )
+    for kind, was_caught in (caught or {}).items():
+        print(f"would have caught {BREAKS[kind]}: {'yes' if was_caught else 'no'}")
+    if caught:
+        print(f"(measured in {seconds:.0f} s with canaries alone; --no-power leaves it out)")
+    if found.broken is not None and found.passed:
+        print("the alarm did not ring: this audit cannot see what was broken")
+
+
+def _rounded_down(bound: float) -> str:
+    """A lower bound for people, rounded down: rounded up, it would not hold."""
+    return f"{math.floor(1000 * bound) / 1000:.3f}"
