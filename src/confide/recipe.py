@@ -26,6 +26,7 @@ from confide.federated.custom import PythonTaskSettings
 from confide.federated.final import Final
 from confide.federated.local import LocalTraining
 from confide.federated.optimisers import Optimiser
+from confide.federated.task import TaskSection
 from confide.privacy.mechanisms import Asked, Privacy, refusals
 from confide.privacy.sampling import Sampling
 from confide.retrieval.head import HeadSettings
@@ -256,20 +257,19 @@ def _check_seconds(task: Any, local: LocalTraining) -> list[str]:
     return []
 
 
-def _check_cohort(task: Any, sampling: Sampling) -> list[str]:
-    users: int | None = getattr(task, "users", None)
+def _check_cohort(task: TaskSection, sampling: Sampling) -> list[str]:
+    users = task.population
     if users is not None and sampling.cohort > users:
-        key = "task.clients.clients" if task.kind == "retrieval" else "task.users"
+        key = "task.clients.clients" if isinstance(task, RetrievalSettings) else "task.users"
         return [
             f"sampling.cohort={sampling.cohort} is larger than the population of {users} users; lower it or raise {key}"
         ]
     return []
 
 
-def _asked(task: Any, users: Users, sampling: Sampling, privacy: Privacy, bounding: Bounding) -> Asked:
-    population, uniform = getattr(task, "users", None), users.weights == "uniform"
-    private = users.weights == "examples" and not users.public
-    return Asked(privacy, sampling, bounding.rule != "none", bounding.follows, population, uniform, private)
+def _asked(task: TaskSection, users: Users, sampling: Sampling, privacy: Privacy, bounding: Bounding) -> Asked:
+    uniform, private = users.weights == "uniform", users.weights == "examples" and not users.public
+    return Asked(privacy, sampling, bounding.rule != "none", bounding.follows, task.population, uniform, private)
 
 
 def _check_lengths(final: Final, evaluation: Evaluation, run: Run) -> list[str]:
@@ -283,8 +283,8 @@ def _check_lengths(final: Final, evaluation: Evaluation, run: Run) -> list[str]:
     return problems
 
 
-def _check_weights(task: Any, users: Users) -> list[str]:
-    population = getattr(task, "users", None)
+def _check_weights(task: TaskSection, users: Users) -> list[str]:
+    population = task.population
     if isinstance(users.weights, tuple) and population is not None and len(users.weights) != population:
         return [f"users.weights: {len(users.weights)} weights for {population} users; give one each"]
     return []

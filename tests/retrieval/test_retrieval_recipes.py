@@ -50,7 +50,7 @@ def test_every_option_that_a_recipe_advises_is_one(name: str) -> None:
 @pytest.mark.parametrize("name", ["retrieval/sms-federated", "retrieval/sms-local-dp"])
 def test_federated_sms_has_the_papers_two_clients_and_five_rounds_of_two_epochs(name: str) -> None:
     recipe = load(name)
-    assert task_of(recipe).users == recipe.sampling.cohort == 2
+    assert task_of(recipe).population == recipe.sampling.cohort == 2
     assert (recipe.run.steps, recipe.local.epochs) == (5, 2)
     assert recipe.users.weights == "examples"
     assert (recipe.central.kind, recipe.central.learning_rate) == ("sgd", 1)
@@ -66,5 +66,5 @@ def test_local_noise_has_the_papers_bound_and_scale() -> None:
 def test_ag_news_has_the_papers_three_clients_and_25_rounds_of_two_epochs() -> None:
     recipe = load("retrieval/agnews-federated")
     task = task_of(recipe)
-    assert (task.users, task.encoder.pooling, task.method) == (3, "mean", "head")
+    assert (task.population, task.encoder.pooling, task.method) == (3, "mean", "head")
     assert (recipe.run.steps, recipe.local.epochs) == (25, 2)

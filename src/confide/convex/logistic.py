@@ -42,6 +42,10 @@ class LogisticSettings(TaskSection):
     shards_per_user: int = Field(5, gt=0, description="a user's data come from at most so many classes")
     l2: float = Field(1e-4, ge=0, allow_inf_nan=False, description="weight decay")
 
+    @property
+    def population(self) -> int:
+        return self.users
+
     def make(self, seed: int) -> Task:
         return LogisticRegression(self, seed)
 

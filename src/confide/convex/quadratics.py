@@ -33,6 +33,10 @@ class QuadraticSettings(TaskSection):
     rank: int = Field(20, gt=0, description="rank of each user's matrix")
     distance: float = Field(1.0, ge=0, allow_inf_nan=False, description="start w* + distance z: 1 is I1, 0.2 is I2")
 
+    @property
+    def population(self) -> int:
+        return self.users
+
     def make(self, seed: int) -> Task:
         return Quadratics(self, seed)
 

@@ -160,3 +160,8 @@ class TaskSection(Section, ABC):
     @abstractmethod
     def make(self, seed: int) -> Task:
         """The task that the section describes."""
+
+    @property
+    def population(self) -> int | None:
+        """How many users there are, where the section says so; none where only the data tell."""
+        return None

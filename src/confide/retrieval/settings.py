@@ -52,7 +52,7 @@ class RetrievalSettings(TaskSection):
     cache: LocalPath | None = Field(None, description="where hidden states are kept; none: the user's cache folder")
 
     @property
-    def users(self) -> int | None:
+    def population(self) -> int | None:
         """How many clients there are, where that is known before the data are read."""
         return None if isinstance(self.clients, ColumnSplit) else self.clients.clients
 

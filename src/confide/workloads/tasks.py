@@ -42,6 +42,10 @@ class MlpSettings(TaskSection):
     hidden: int = Field(128, gt=0, description="hidden units")
     classes: int = Field(10, ge=2, description="that an example can belong to")
 
+    @property
+    def population(self) -> int:
+        return self.users
+
     def make(self, seed: int) -> Task:
         return Mlp(self, seed)
 
@@ -100,6 +104,10 @@ class SpeechClientSettings(TaskSection):
     layers: int = Field(4, gt=0, description="blocks of attention and MLP")
     width: int = Field(144, gt=0, multiple_of=4, description="size of a frame's embedding")
 
+    @property
+    def population(self) -> int:
+        return self.users
+
     def make(self, seed: int) -> Task:
         return SpeechClient(self, seed)
 
@@ -144,6 +152,10 @@ class VectorSettings(TaskSection):
     users: int = Field(1000, gt=0, description="population")
     parameters: int = Field(255_000_000, gt=0, description="of the model")
     tensors: int = Field(300, gt=0, description="that they lie in")
+
+    @property
+    def population(self) -> int:
+        return self.users
 
     def make(self, seed: int) -> Task:
         return Vector(self, seed)
