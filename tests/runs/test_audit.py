@@ -87,7 +87,7 @@ def test_perfect_scores_prove_the_most_that_is_possible_however_the_coins_fell()
     curve = gaussian_curve(1.07)
     for seed in range(20):
         included = np.random.default_rng(seed).random(1000) < 0.5
-        found = one_run.audit_guesses(included - 0.5, included, curve, 0.05, False)
+        found = one_run.audit_guesses(np.where(included, 0.5, -0.5), included, curve, 0.05, False)
         assert found[0].right == found[0].guesses
         assert found[0].epsilon == one_run.best_possible(1000, curve, 0.05, False) > 1.5 * curve[0][0]
 
@@ -150,7 +150,7 @@ def test_canaries_exceed_the_bound_and_are_bounded_to_it() -> None:
 def test_no_two_canaries_share_a_coordinate_while_there_are_enough(count: int) -> None:
     planted = Canaries.plant(Layout(("a", "b"), ((50, 40), (7,))), count, 6, 2.0, 0)
     assert planted.apart
-    assert len(planted.places.unique()) == planted.places.numel()
+    assert len(np.unique(planted.places.numpy())) == planted.places.numel()
     assert 0 <= int(planted.places.min()) <= int(planted.places.max()) < 2007
 
 
@@ -267,6 +267,8 @@ def test_a_recipe_without_a_claim_is_refused() -> None:
 def test_too_few_canaries_are_refused_with_the_number_that_is_enough() -> None:
     with pytest.raises(UserError, match=r"canaries=10: expected \d+ to 100,000") as refused:
         audit(recipe.load("convex/digits", []), 10)
+    with pytest.raises(UserError, match="canaries=0: expected"):
+        audit(recipe.load("convex/digits", []), 0)
     enough = int(str(refused.value).split("expected ")[1].split()[0])
     assert audit(recipe.load("convex/digits", []), enough, alone=True).best_possible > 6
 

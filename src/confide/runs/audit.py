@@ -158,7 +158,7 @@ def _choose_count(given: int | None, curve: one_run.Curve, coordinates: int, apa
         )
     count = given if given is not None else max(needed, min(USUAL, coordinates))
     independent = apart and count <= coordinates
-    if count > MOST or one_run.best_possible(count, curve, ERROR, independent) < _MARGIN * claimed:
+    if not 1 <= count <= MOST or one_run.best_possible(count, curve, ERROR, independent) < _MARGIN * claimed:
         raise UserError(
             f"canaries={count}: expected {needed:,} to {MOST:,}, so that the claimed epsilon of {shown(claimed)} can "
             "be disproved; leave --canaries out for a number that fits"

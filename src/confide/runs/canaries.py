@@ -44,14 +44,15 @@ class Canaries:
     @staticmethod
     def plant(layout: Layout, count: int, steps: int, bound: float, seed: int) -> Canaries:
         draw = generator(seed, "audit")
-        wide = min(_COORDINATES, max(layout.size // count, 1) if count <= layout.size else layout.size)
+        apart = count <= layout.size
+        wide = min(_COORDINATES, layout.size // count if apart else layout.size)
         edges = np.linspace(0, layout.size, wide + 1).astype(np.int64)  # one coordinate from each stretch
         lengths = np.diff(edges)
-        # Beginning anywhere in a stretch, each canary takes the next coordinate; they only meet where it is too short.
-        turns = draw.integers(0, lengths) + (np.arange(count)[:, None] if count <= layout.size else 0)
-        if count > layout.size:
-            turns = turns + draw.integers(0, lengths, size=(count, wide))
-        places = edges[:-1] + turns % lengths
+        if apart:  # from anywhere in a stretch on, each canary takes the next coordinate
+            offsets = np.arange(count)[:, None] + draw.integers(0, lengths)
+        else:
+            offsets = draw.integers(0, lengths, size=(count, wide))
+        places = edges[:-1] + offsets % lengths
         values = draw.standard_normal((count, wide))
         values *= _LENGTH * bound / np.linalg.norm(values, axis=1, keepdims=True)
         included = draw.random(count) < 0.5
