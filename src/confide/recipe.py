@@ -146,7 +146,7 @@ def load(name: str, overrides: Iterable[str] = ()) -> Recipe:
 def parse(document: Mapping[str, Any], name: str = "recipe", made: bool = False) -> Recipe:
     """Make a recipe from a mapping.
 
-    `made` says that its run is finished: then it is read also if this version would refuse to begin it.
+    `made` says that its run has begun: then it is read also if this version would refuse to begin it.
     """
     sections, problems = _sections(document)
     for needs, check in () if made else _CHECKS:

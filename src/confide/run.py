@@ -86,7 +86,8 @@ class Loop:
 
     def _sample(self, state: State, event: Event) -> np.ndarray:
         """Draw the cohort of this attempt at the step, or return the one that too few users answered for."""
-        if state.pending is not None:
+        unreleased = self.engine.traits.noisy or state.step not in self.ledger.latest  # a kill may have come after it
+        if state.pending is not None and unreleased:
             return np.asarray(state.pending.numpy())
         attempt = self.ledger.next_attempt(state.step, event, self.environment, self._repeats)
         return self.plan.cohort(state.step, attempt if self.ledger.fresh_cohorts else 0)

@@ -17,6 +17,7 @@ from confide.deploy.parcels import Parcel
 from confide.deploy.remote import TRAIN, Terms
 from confide.engines.engine import Abandoned, InProcess
 from confide.errors import UserError
+from confide.privacy.gaussian import grid
 from confide.privacy.ledger import Ledger
 from confide.privacy.mechanisms import Occasion
 from confide.privacy.trust.secure import KEYS, MASKED, SHARES, UNMASK, Session
@@ -215,13 +216,16 @@ def test_the_released_noise_does_not_tell_the_size_of_the_cohort(tiny: str) -> N
     sets = ["task={kind: convex/quadratics, users: 20, dimension: 3000, rank: 2}", "sampling.cohort=8"]
     wanted = load(tiny, [*sets, "privacy.trust=distributed", "privacy.noise_multiplier=40", "run.steps=30"])
     loop = loop_over(wanted, engine(20, terms=Terms(deadline=600, poll=0, tries=1)))
-    state, spreads = loop.start(), dict[int, list[float]]()
+    state, spreads = loop.start(), dict[int, tuple[float, float]]()
     for cohort in (np.arange(0), np.arange(1), np.arange(2), np.arange(3), np.arange(8), np.arange(9), np.arange(20)):
         loop.engine.train(state.parameters, cohort, 0, loop.total)
-        spreads[len(cohort)] = [float(loop.total.double().std())]
+        values = loop.total.double()
+        steps = [2.0**power for power in range(-40, 10) if bool((values.remainder(2.0**power) == 0).all())]
+        spreads[len(cohort)] = (float(values.std()), max(steps))
     accounted = 40 * 1.0 / 20  # z C w on the sum
-    for size, (spread,) in spreads.items():
+    for size, (spread, lattice) in spreads.items():
         assert spread == pytest.approx(math.sqrt(2) * accounted, rel=5 / math.sqrt(2 * 3000)), size
+        assert lattice == grid(accounted), "rounding must not tell it either"
 
 
 def test_cohorts_of_nobody_and_of_one_user_are_released_and_not_tried_for_ever(tiny: str) -> None:

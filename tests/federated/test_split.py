@@ -203,3 +203,13 @@ def test_a_learned_split_beats_dim_on_very_unequal_layers_at_equal_epsilon(seed:
 def test_a_quantile_that_ran_away_does_not_lift_the_total(huge: float) -> None:
     found = allocate(1.0, torch.tensor([0.65, huge], dtype=torch.float64), torch.ones(2, dtype=torch.float64))
     assert float(found.norm()) <= 1 + 1e-12
+
+
+def test_a_split_is_found_where_rounding_alone_puts_the_quantiles_above_the_bound() -> None:
+    """A learned split begins with quantiles whose norm is C up to rounding, on either side of it."""
+    draw = np.random.default_rng(0)
+    for _ in range(2000):
+        sizes = torch.from_numpy(draw.integers(1, 300, int(draw.integers(2, 8)))).double()
+        bound = float(draw.uniform(0.01, 10))
+        quantiles = bound * torch.sqrt(sizes / sizes.sum())
+        assert float(allocate(bound, quantiles, sizes.pow(0.25)).norm()) <= bound * (1 + 1e-12)

@@ -132,6 +132,10 @@ def check_deployable(wanted: Recipe) -> None:
     """Refuse what cannot be kept when users are elsewhere."""
     kind = folder.mechanism_for(wanted)
     problems = kind.deployed_refusals(wanted.asked())
+    if wanted.privacy.mechanism == "python" and wanted.privacy.trust != "central":
+        problems.append(
+            "privacy.mechanism=python: clients add their noise by the mechanisms of this package; use trust: central"
+        )
     if problems:
         raise UserError("; ".join(problems))
 

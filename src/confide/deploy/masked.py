@@ -6,6 +6,7 @@ A round is abandoned, unopened, when fewer than the threshold are left at any of
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +21,7 @@ from confide.engines.engine import Abandoned, Traits
 from confide.federated.bounding import ROUNDING
 from confide.federated.cohort import Tally
 from confide.federated.parameters import norm
-from confide.privacy.gaussian import Address, System
+from confide.privacy.gaussian import Address, System, grid
 from confide.privacy.mechanisms.distributed import top_up
 from confide.privacy.plan import Plan
 from confide.privacy.trust.own_noise import share_scale
@@ -93,8 +94,12 @@ class Masked(Remote):
         return tally
 
     def _top_up(self, total: Tensor, scale: float, least: int, arrived: int) -> None:
-        """Add the server's own noise. It is never drawn again, whatever the recipe says: no round can be repeated."""
-        System().add(total, top_up(scale, least, arrived), Address(0))
+        """Add the server's own noise. It is never drawn again, whatever the recipe says: no round can be repeated.
+
+        Rounding must not tell how many answered either: every release is on the grid of the stated deviation.
+        """
+        stated = scale * math.sqrt(least)
+        System(lattice=grid(stated)).add(total, top_up(scale, least, arrived), Address(0))
 
     def _open(self, opening: Opening, total: Tensor, limit: float, step: int) -> None:
         try:

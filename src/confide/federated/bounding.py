@@ -246,7 +246,10 @@ def allocate(total: float, quantiles: Tensor, roots: Tensor) -> Tensor:
     squares, sizes = quantiles[order].square(), roots[order].square()
     used = torch.cat([squares.new_zeros(1), squares.cumsum(0)[:-1]])  # by the tensors before
     levels = ((total**2 - used) / sizes.flip(0).cumsum(0).flip(0)).clamp(min=0).sqrt()
-    first = int(torch.nonzero(levels <= ratios)[0])
+    reached = torch.nonzero(levels <= ratios)
+    first = (
+        int(reached[0]) if len(reached) else len(levels) - 1
+    )  # none where rounding alone made the quantiles exceed C
     split = torch.minimum(quantiles, levels[first] * roots)
     return split * min(1.0, total / float(torch.linalg.vector_norm(split)))
 

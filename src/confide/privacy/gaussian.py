@@ -135,11 +135,13 @@ class System(Source):
     """Cryptographic noise for a release: a fresh key for every call, so addresses are not used and nothing repeats."""
 
     threads: int | None = None
+    lattice: float | None = None
+    """What released values are multiples of, where that must not follow the scale; none: `grid(scale)`."""
     repeatable: ClassVar[bool] = False
 
     def _draw(self, out: Tensor, scale: float, at: Address, overwrite: bool) -> float:
         kind: type[Any] = np.float64 if out.dtype == torch.float64 else np.float32
-        step = grid(scale)
+        step = self.lattice or grid(scale)
         # Adding and subtracting this rounds to multiples of `step`, which is what its last bit is worth. Values so
         # large that it does not (thousands of scales) have a last bit worth at least half a step themselves.
         anchor = np.array(1.5 * 2.0 ** np.finfo(kind).nmant * step, dtype=kind)

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain, repeat
 
 import numpy as np
@@ -85,9 +86,15 @@ class Plan:
         """Epsilon after so many charges: one a step, or one for a whole run of correlated noise."""
         if self.delta is None:
             return math.inf
-        counts = Counter(self.mechanism.multiplier_at(charge) for charge in range(charges))
+        counts = Counter(self._multipliers[:charges])
+        counts[self._multipliers[0]] += max(charges - self.steps, 0)
         events = chain.from_iterable(repeat(replace(self.event, noise_multiplier=z), n) for z, n in counts.items())
         return epsilon(events, self.delta, self.accountant)
+
+    @cached_property
+    def _multipliers(self) -> list[float]:
+        """z of every step, the least noise first: lines of steps that were made again must not state too little."""
+        return sorted(self.mechanism.multiplier_at(step) for step in range(self.steps))
 
     def charges(self, steps: int) -> int:
         return min(steps, 1) if self.event.whole_run else steps

@@ -147,9 +147,9 @@ def resume(
         >>> resume(Path("runs/folder-resume")) == summary
         True
     """
-    wanted = held_recipe(folder)
-    if (folder / SUMMARY).exists():
+    if (folder / SUMMARY).exists() and (folder / RECIPE).exists():
         return summary_of(folder)
+    wanted = held_recipe(folder, to_go_on=True)
     with _hold_lock(folder):
         saved = checkpoint.load(folder) if (folder / checkpoint.FILE).exists() else None
         if saved is not None:
@@ -158,15 +158,15 @@ def resume(
         return _finish_run(folder, loop, saved.state if saved else None, quiet, page)
 
 
-def held_recipe(folder: Path) -> Recipe:
+def held_recipe(folder: Path, to_go_on: bool = False) -> Recipe:
+    """Read the recipe of a run. One that this version would refuse can be looked at, but not gone on with."""
     try:
         document = read_yaml((folder / RECIPE).read_text())
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{folder} holds no run: there is no {RECIPE} in it; start one with `confide train`") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{folder / RECIPE} is not valid YAML: {error}") from None
-    finished = (folder / SUMMARY).exists()
-    return recipe.parse(document if isinstance(document, dict) else {}, str(folder / RECIPE), made=finished)
+    return recipe.parse(document if isinstance(document, dict) else {}, str(folder / RECIPE), made=not to_go_on)
 
 
 def summary_of(folder: Path) -> dict[str, Any]:

@@ -314,7 +314,8 @@ class Mechanism:
     def add_independent(self, total: Tensor, deviation: float, occasion: Occasion) -> float:
         """Noise of this deviation on every coordinate, from the server or in shares of the users of the cohort."""
         cohort = occasion.cohort
-        if self.setting.privacy.placement == "client" and len(cohort) > 0:
+        # From the operating system it is drawn at once: rounding for each user would tell how many there were.
+        if self.setting.privacy.placement == "client" and len(cohort) > 0 and self.setting.source.repeatable:
             # Each user adds s_client C; the weights turn the sum of these into exactly `deviation`.
             weights = self.setting.weights[cohort]
             return self.add_from_users(total, deviation * (weights / np.sqrt(np.square(weights).sum())), occasion)
