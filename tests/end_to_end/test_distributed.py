@@ -314,6 +314,22 @@ def test_a_rank_of_another_version_is_refused(tiny: str, tmp_path: Path) -> None
     assert other == End(0, "", "")
 
 
+def test_steps_of_unlike_processors_are_never_taken_for_repetitions(tiny: str, tmp_path: Path) -> None:
+    """Bits may differ between processors, and who trains a part follows the clock: every step is kept at once."""
+
+    def unlike(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(environment, "_processor", lambda: ["another make"])
+
+    def noting(patch: pytest.MonkeyPatch) -> None:
+        _note_calls(patch, checkpoint, "save", tmp_path / "saves")
+
+    words = ("train", tiny, "--out", tmp_path / "run")
+    first, other = together(2, tmp_path, *words, sets=PLAIN, rank0=noting, rank1=unlike)
+    assert (first.code, other.code) == (0, 0), first.said
+    steps = len((tmp_path / "run" / folder.METRICS).read_text().splitlines())
+    assert len((tmp_path / "saves").read_text().split()) >= steps + 1
+
+
 @pytest.mark.parametrize("failing", [0, 1])
 def test_an_error_in_a_part_is_shown_once_and_everybody_leaves(
     failing: int, tiny: str, straight: Callable[..., Path], tmp_path: Path

@@ -46,7 +46,7 @@ from torch.nn import functional
 from confide.engines import ranks
 from confide.engines.costs import deal, expected_costs
 from confide.engines.engine import Traits
-from confide.engines.environment import software
+from confide.engines.environment import environment, software
 from confide.engines.processes import LINE, WorkerFailed
 from confide.engines.ranks import Answer, LostRank, Place, together
 from confide.errors import UserError
@@ -167,12 +167,13 @@ class RankTrainer:
 class Distributed:
     """Engine of rank 0."""
 
-    traits = Traits()
-
     def __init__(self, recipe_json: str, trainer: PartTrainer, here: Place) -> None:
         self.here, self.in_step = here, False
         ranks.give_order(ranks.RECIPE, recipe_json)
-        _check([ranks.read_answer(ranks.READY, rank) for rank in range(1, here.ranks)], fingerprint(trainer))
+        answers = [ranks.read_answer(ranks.READY, rank) for rank in range(1, here.ranks)]
+        _check(answers, fingerprint(trainer))
+        # Other processors may take other kernels, and who trains a part follows the clock: no step repeats its bits.
+        self.traits = Traits(repeatable=all(answer.environment == environment() for answer in answers))
         ranks.give_order(ranks.BEGIN)
         ranks.join(here, trainer.device)
         self.member = RankTrainer(trainer, here)
@@ -233,7 +234,7 @@ def follow(here: Place, make: Callable[[str, torch.device], PartTrainer]) -> int
         return 0
     try:
         trainer = make(recipe_json, ranks.device())
-        ranks.write_answer(ranks.READY, Answer(here.rank, fingerprint(trainer)))
+        ranks.write_answer(ranks.READY, Answer(here.rank, fingerprint(trainer), environment()))
     except Exception as error:
         ranks.write_answer(ranks.READY, _answer(here.rank, error))
     if ranks.wait_for_order(ranks.BEGIN, here) is None:

@@ -58,6 +58,7 @@ class Answer:
 
     rank: int
     fingerprint: str = ""
+    environment: str = ""
     error: str = ""
     mistake: bool = False
     """Whether the error is the user's to mend; its text is then a message and not a traceback."""
