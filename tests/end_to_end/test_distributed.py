@@ -21,11 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from confide import build, cli, recipe
 from confide.engines import distributed, environment
-from confide.engines.distributed import RankTrainer
+from confide.engines.distributed import Distributed, RankTrainer
 from confide.engines.ranks import place
 from confide.errors import UserError
 from confide.federated.cohort import PartTrainer
@@ -106,8 +107,14 @@ def dies_in(step: int, after_part: bool = False) -> Hook:
             return tally
 
         patch.setattr(PartTrainer, "add_part", add_part)
+        deal_evenly(patch)
 
     return hook
+
+
+def deal_evenly(patch: pytest.MonkeyPatch) -> None:
+    """Let rank 0 deal parts as if all ranks were equally fast: by the clock, a rank could be left without any."""
+    patch.setattr(Distributed, "_speeds", lambda engine: np.ones(engine.here.ranks))
 
 
 def one_slot(patch: pytest.MonkeyPatch) -> None:
@@ -212,7 +219,7 @@ def test_a_killed_rank_ends_the_step_for_all_and_the_run_goes_on_with_fewer(
 ) -> None:
     out = tmp_path / "run"
     ends = together(
-        3, tmp_path / "first", "train", tiny, "--out", out, sets=PLAIN, rank1=dies_in(4, after_part)
+        3, tmp_path / "first", "train", tiny, "--out", out, sets=PLAIN, rank0=deal_evenly, rank1=dies_in(4, after_part)
     )  # fmt: skip
     assert [end.code for end in ends] == [1, -signal.SIGKILL, 1]
     assert "a rank was lost in central step 4" in ends[0].said
