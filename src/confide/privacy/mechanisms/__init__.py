@@ -23,8 +23,8 @@ from confide.settings import imported
 
 __all__ = ["MECHANISMS", "Asked", "Mechanism", "Occasion", "Privacy", "Setting", "mechanism_of", "refusals"]
 
-# CAR's comes first: it is chosen by the rule of the bounds, whatever the privacy section says.
-MECHANISMS: tuple[type[Mechanism], ...] = (CarNoise, Gaussian, Distributed, Local, Banded, Partial, Nothing)
+# The first that takes a recipe is meant. CAR's is chosen by the rule of the bounds, whatever the privacy section says.
+MECHANISMS: tuple[type[Mechanism], ...] = (CarNoise, Distributed, Local, Gaussian, Banded, Partial, Nothing)
 PYTHON = "python"
 _SUMMARIES = {kind.name: kind.summary for kind in MECHANISMS if kind is not CarNoise}
 if TYPE_CHECKING:

@@ -45,10 +45,6 @@ class Banded(Mechanism):
         super().__init__(setting)
 
     @classmethod
-    def takes(cls, privacy: CommonSettings, follows: str | None) -> bool:
-        return privacy.mechanism == cls.name
-
-    @classmethod
     def refusals(cls, asked: Asked) -> list[str]:
         privacy, problems = asked.privacy, cls.noise_refusals(asked)
         if asked.sampling.kind != "cyclic":

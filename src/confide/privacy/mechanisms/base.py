@@ -173,8 +173,8 @@ class Mechanism:
 
     @classmethod
     def takes(cls, privacy: CommonSettings, follows: str | None) -> bool:
-        """Whether this is the mechanism that a recipe means."""
-        return privacy.mechanism == cls.name and privacy.trust == cls.trust
+        """Whether this is the mechanism that a recipe means; one for central trust refuses another trust by itself."""
+        return privacy.mechanism == cls.name and cls.trust in ("central", privacy.trust)
 
     @classmethod
     def refusals(cls, asked: Asked) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from confide.privacy.events import Event
-from confide.privacy.mechanisms.base import Asked, CommonSettings, Mechanism
+from confide.privacy.mechanisms.base import Asked, Mechanism
 
 NOTHING_TO_EXTRAPOLATE = "Without a guarantee there is nothing to extrapolate, whatever the number of users."
 
@@ -14,10 +14,6 @@ class Nothing(Mechanism):
     name = "none"
     summary = "no noise, and no guarantee"
     guaranteed = False
-
-    @classmethod
-    def takes(cls, privacy: CommonSettings, follows: str | None) -> bool:
-        return privacy.mechanism == cls.name
 
     @classmethod
     def refusals(cls, asked: Asked) -> list[str]:

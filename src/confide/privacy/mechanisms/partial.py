@@ -47,10 +47,6 @@ class Partial(Mechanism):
         super().__init__(setting)
 
     @classmethod
-    def takes(cls, privacy: CommonSettings, follows: str | None) -> bool:
-        return privacy.mechanism == cls.name
-
-    @classmethod
     def refusals(cls, asked: Asked) -> list[str]:
         privacy, problems = asked.privacy, cls.noise_refusals(asked)
         if isinstance(privacy, PartialSettings) and not privacy.tensors:
