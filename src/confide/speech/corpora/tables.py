@@ -39,7 +39,7 @@ class TsvSettings(SpeakerSettings):
         """One row per utterance; without the column utterance, the path is its name."""
         file = self.file.expanduser()
         root = self.folder.expanduser() if self.folder is not None else file.parent
-        listed = read_table(file, ("speaker", "path", "text"), _entry_below(root), filled=("speaker", "path"))
+        listed = read_table(file, ("speaker", "path", "text"), entry_below(root), filled=("speaker", "path"))
         return make_corpus(file.stem, self.language, listed, self, progress)
 
 
@@ -56,11 +56,11 @@ class An4Settings(SpeakerSettings):
         """Read the table of the subset."""
         folder = find_folder(self.folder, "an4", "AN4", _AN4)
         columns = ("utterance", "speaker", "path", "text")
-        listed = read_table(folder / f"{self.subset}.tsv", columns, _entry_below(folder))
+        listed = read_table(folder / f"{self.subset}.tsv", columns, entry_below(folder))
         return make_corpus(f"AN4-{self.subset}", "en", listed, self, progress)
 
 
-def _entry_below(root: Path) -> Callable[[dict[str, str]], Entry]:
+def entry_below(root: Path) -> Callable[[dict[str, str]], Entry]:
     """A function that makes an entry of a row, whose path is relative to `root`."""
 
     def to_entry(row: dict[str, str]) -> Entry:
