@@ -147,7 +147,7 @@ def test_a_cache_is_used_again_without_a_voice(made: SyntheticSettings, monkeypa
     def refuse(*_: object) -> None:
         raise AssertionError("spoke again")
 
-    monkeypatch.setattr(voices, "_speak_all", refuse)
+    monkeypatch.setattr(voices, "speak_all", refuse)
     assert len(synthetic_corpus(made, quiet=True).speakers) == 4
 
 
@@ -181,7 +181,7 @@ def test_a_stopped_making_goes_on_where_it_was(
     made: SyntheticSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = made.model_copy(update={"cache": tmp_path})
-    original = voices._speak_all
+    original = voices.speak_all
 
     def stopping(jobs: Iterable[Recording], advance: Callable[[str], None]) -> None:
         def stop(note: str) -> None:
@@ -190,7 +190,7 @@ def test_a_stopped_making_goes_on_where_it_was(
         original(jobs, stop)
 
     with monkeypatch.context() as patch:
-        patch.setattr(voices, "_speak_all", stopping)
+        patch.setattr(voices, "speak_all", stopping)
         with pytest.raises(KeyboardInterrupt):
             synthetic_corpus(settings, quiet=True)
     (folder,) = tmp_path.iterdir()
@@ -216,7 +216,7 @@ def test_a_voice_that_does_not_exist_is_an_error_and_not_the_plain_voice(field: 
     wrong = Voice(**{**PLAIN.__dict__, field: name})
     job = Recording("someone", str(tmp_path / "someone"), wrong, ("one",), 0, "test", 0)
     with pytest.raises(UserError, match=f"(?s)someone could not be made.*no (voice )?{field} '{name}'"):
-        voices._speak_all([job], lambda _: None)
+        voices.speak_all([job], lambda _: None)
     assert not (tmp_path / "someone").exists()
 
 
@@ -225,7 +225,7 @@ def test_variants_sound_different_and_repeat_themselves(tmp_path: Path) -> None:
     for number, variant in enumerate(["m1", "klatt2", "f3", "m1"]):
         changed = Voice(**{**PLAIN.__dict__, "variant": variant})
         jobs.append(Recording(f"{number}", str(tmp_path / f"{number}"), changed, ("one",), 0, "test", 0))
-    voices._speak_all(jobs, lambda _: None)
+    voices.speak_all(jobs, lambda _: None)
     heard = [(tmp_path / f"{number}" / "0000.flac").read_bytes() for number in range(4)]
     assert heard[0] == heard[3]
     assert len(set(heard)) == 3

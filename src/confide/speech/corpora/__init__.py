@@ -14,6 +14,7 @@ from confide.speech.corpora.common_voice import CommonVoiceSettings
 from confide.speech.corpora.digits import AudioMnistSettings, FsddSettings
 from confide.speech.corpora.librispeech import LibriSpeechSettings
 from confide.speech.corpora.own import FolderSettings, PythonCorpusSettings
+from confide.speech.corpora.population import PopulationSettings
 from confide.speech.corpora.speech_commands import SpeechCommandsSettings
 from confide.speech.corpora.tables import An4Settings, TsvSettings
 from confide.speech.corpus import Corpus, Progress
@@ -29,6 +30,7 @@ CorpusSettings = Annotated[
     | FolderSettings
     | TsvSettings
     | SyntheticSettings
+    | PopulationSettings
     | PythonCorpusSettings,
     Field(discriminator="kind"),
 ]
