@@ -25,6 +25,7 @@ from confide.federated.bounds import bounds_for
 from confide.federated.central import CentralStep
 from confide.federated.cohort import PartTrainer, part_size
 from confide.federated.final import FinalModel
+from confide.federated.measures import Measures
 from confide.federated.parameters import Layout, flatten
 from confide.federated.probe import Probe
 from confide.federated.task import Task, TaskSection
@@ -80,6 +81,8 @@ def make_loop(
     weights = user_weights(recipe.users, task)
     bounds = bounds_for(recipe.bounding, layout)
     bounds.check(len(weights))
+    measures = measures_of(recipe)
+    measures.check(task)
     plan = make_plan(
         recipe.privacy, recipe.sampling, weights, bounds.bounder.sensitivity, recipe.run.steps, recipe.run.seed,
         follows=bounds.follows, counters=bounds.counters, count_noise=bounds.count_noise,
@@ -95,7 +98,7 @@ def make_loop(
     # A line of the ledger must never stand for two values: on a GPU, a step made anew is a release of its own.
     mark = f"/{secrets.token_hex(8)}" if here is not None and device().type != "cpu" else ""
     return Loop(
-        recipe, task, layout, plan, bounds, engine, CentralStep(recipe.central, layout),
+        recipe, task, layout, plan, bounds, measures, engine, CentralStep(recipe.central, layout),
         FinalModel(recipe.final, recipe.run.steps, recipe.run.seed), Probe(layout, recipe.is_evaluated), ledger,
         environment() + mark, torch.empty_like(like),
     )  # fmt: skip
@@ -132,6 +135,11 @@ def user_weights(users: Users, task: Task) -> np.ndarray:
     if len(raw) != len(held):
         raise UserError(f"users.weights has {len(raw)} weights for {len(held)} users; give one each")
     return np.asarray(raw / raw.sum())
+
+
+def measures_of(recipe: Recipe) -> Measures:
+    """The figures that a step releases beside the update."""
+    return Measures({} if recipe.privacy.metrics is None else recipe.privacy.metrics.bounds)
 
 
 def ledger_header(recipe: Recipe, plan: Plan, task: Task, key: bytes) -> dict[str, Any]:
@@ -178,4 +186,4 @@ def _engine(
 
 def _part_trainer(recipe: Recipe, task: Task, layout: Layout, weights: np.ndarray, like: Tensor) -> PartTrainer:
     rule = bounder(recipe.bounding, layout)
-    return PartTrainer(task, layout, recipe.local, rule, weights, recipe.run.seed, like)
+    return PartTrainer(task, layout, recipe.local, rule, weights, recipe.run.seed, like, measures_of(recipe))

@@ -8,7 +8,7 @@ from a recipe, and `confide.runs` sees it through and writes down what it gives.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from confide.federated.bounds import Bounds
 from confide.federated.central import CentralStep
 from confide.federated.cohort import Tally
 from confide.federated.final import FinalModel
+from confide.federated.measures import Measures
 from confide.federated.parameters import Layout, flatten
 from confide.federated.probe import Probe, Signal
 from confide.federated.state import State
@@ -32,7 +33,7 @@ from confide.recipe import Recipe
 
 @dataclass(frozen=True)
 class Step:
-    """What happened in one central step. None of it is covered by the guarantee; records are made from it."""
+    """What happened in one central step; records are made from it. The guarantee covers `released` and nothing else."""
 
     number: int
     """Counted from 1."""
@@ -41,6 +42,8 @@ class Step:
     signal: Signal
     noise: float | None
     """The norm of the noise; none where there is none, or where users added their own."""
+    released: dict[str, float] = field(default_factory=dict)
+    """The figures of `privacy.metrics`, with their noise."""
 
 
 @dataclass
@@ -52,6 +55,7 @@ class Loop:
     layout: Layout
     plan: Plan
     bounds: Bounds
+    measures: Measures
     engine: Engine
     central: CentralStep
     final: FinalModel
@@ -78,11 +82,21 @@ class Loop:
         signal = self.probe.measure(t, state.parameters, gradient)
         own = self.bounds.own_noise(state, tally, cohort)
         noise = release.add_noise(gradient, state.noise, own)  # 13
-        self.bounds.follow(state, tally, cohort, release)
+        shares, figures = self._shares(tally, release)
+        self.bounds.follow(state, tally, cohort, shares)
         self.final.keep(state)  # w_t, before it is left
         self.central.move(state, gradient)  # 16
         state.step, state.pending = t + 1, None
-        return Step(t + 1, self.bounds.shown(state, rule), tally, signal, noise)
+        return Step(t + 1, self.bounds.shown(state, rule), tally, signal, noise, figures)
+
+    def _shares(self, tally: Tally, release: Release) -> tuple[Tensor, dict[str, float]]:
+        """Release what users counted, all at once: the shares within each adaptive bound, and the figures."""
+        counters, figures = self.bounds.counters, len(self.measures.bounds)
+        sums = [*(tally.votes or [0.0] * counters), *(tally.measures or [0.0] * figures)]
+        if not sums:
+            return torch.empty(0), {}
+        shares = release.noisy_shares(torch.tensor(sums, dtype=torch.float64))
+        return shares[:counters], self.measures.in_units(shares[counters:])
 
     def _sample(self, state: State, event: Event) -> np.ndarray:
         """Draw the cohort of this attempt at the step, or return the one that too few users answered for."""

@@ -133,3 +133,15 @@ def test_weight_decay_in_the_loss_is_that_of_torch() -> None:
     whole = torch.autograd.grad(task.loss(dict(zip(parameters, leaves, strict=True)), batch), leaves)
     for decayed, plain, leaf in zip(whole, bare, leaves, strict=True):
         torch.testing.assert_close(decayed, plain + 0.1 * leaf.detach())
+
+
+def test_own_accuracy_is_that_of_each_users_examples() -> None:
+    task = _digits(0.0)
+    model = Layout.of(task.initial_parameters()).views(_central(task, 0.1))
+    users = np.array([5, 0, 99])
+    found = task.own_accuracy(model, users).tolist()
+    for user, share in zip(users, found, strict=True):
+        features, labels = task.batch(int(user), None, np.random.default_rng())
+        guesses = (features @ model["weight"].T + model["bias"]).argmax(dim=1)
+        assert share == float((guesses == labels).double().mean())
+    assert len(set(found)) > 1

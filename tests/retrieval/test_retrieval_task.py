@@ -138,6 +138,21 @@ def test_evaluation_says_what_the_ranks_say(task: Callable[..., Retrieval]) -> N
     assert next(iter(found)) == made.metric
 
 
+@pytest.mark.parametrize("method", ["head", "adapter_head", "adapter_search"])
+def test_a_clients_own_accuracy_is_that_of_its_queries(task: Callable[..., Retrieval], method: str) -> None:
+    made = task(method=method, clients={"kind": "even", "clients": 3})
+    start, everybody = made.initial_parameters(), np.arange(3)
+    with torch.no_grad():
+        found = made.own_accuracy(start, everybody)
+        for user in everybody:
+            own = made.clients[user]
+            hidden = made.encoder.hidden(made.encoder.tokens([made.corpus.train.texts[i] for i in own]))
+            labels = torch.from_numpy(made.corpus.train.labels[own])
+            ranks, _ = made.retriever.ranks(start, hidden, labels, made.retriever.document_vectors(start))
+            assert float(found[user]) == (ranks == 1).mean()
+    assert len(set(found.tolist())) > 1
+
+
 def test_with_every_expert_active_the_ranks_are_those_of_all_probabilities(task: Callable[..., Retrieval]) -> None:
     made = task(experts={"clusters": 3, "active": 3})
     start = made.initial_parameters()

@@ -285,18 +285,35 @@ def test_a_run_is_scored_in_percent_on_the_test_speakers(place: Path, finished: 
     assert (metrics["wer"], metrics["cer"]) == (found["wer"]["percent"], found["cer"]["percent"])
 
 
-def test_the_page_states_the_interval_that_evaluate_prints(place: Path) -> None:
-    """A run whose two speakers are understood differently well, or there would be nothing to compare."""
+@pytest.fixture(scope="module")
+def half(place: Path, no_figures_here: None) -> Path:
+    """A run whose speakers are understood differently well, or there would be nothing to compare."""
     half_trained = document(place, corpus=voices(place, "seed", 4), test=voices(place, "seed", 6), pool=1, augment=None)
     half_trained |= {"sampling": {"kind": "fixed", "cohort": 1}, "local": {"steps": 1, "learning_rate": 1.0}}
     half_trained |= {"bounding": {"rule": "none"}, "central": {"kind": "adam", "learning_rate": 0.01}}
     half_trained["run"] = {"steps": 150, "checkpoint_every": 1000}
     half_trained["evaluation"] = {"every": 1000}
     folder.train(parse(half_trained), place / "half", quiet=True, page=write_report)
-    found = evaluate(place / "half", quiet=True).to_json()["wer"]
+    return place / "half"
+
+
+def test_the_page_states_the_interval_that_evaluate_prints(half: Path) -> None:
+    found = evaluate(half, quiet=True).to_json()["wer"]
     assert found["low"] < found["percent"] < found["high"]
     stated = f"95 % interval {found['low']:.4g} to {found['high']:.4g}, from drawing the 6 speakers"
-    assert stated in (place / "half" / "report.html").read_text()
+    assert stated in (half / "report.html").read_text()
+
+
+def test_a_users_own_accuracy_is_what_its_error_rate_leaves(place: Path, half: Path) -> None:
+    """Of one user with all test utterances it is the run's own evaluation; of a speaker, that speaker's."""
+    model, six = load_file(half / folder.MODEL), voices(place, "seed", 6)
+    found = evaluate(half, quiet=True).to_json()
+    whole = speech(place, corpus=six, pool=1).own_accuracy(model, np.array([0]))
+    assert float(whole) == pytest.approx(1 - found["wer"]["percent"] / 100)
+    task = speech(place, corpus=six)
+    each = dict(zip(task.store.speakers, task.own_accuracy(model, np.arange(6)).tolist(), strict=True))
+    assert each == pytest.approx({s["name"]: max(1 - s["wer"] / 100, 0) for s in found["speakers"]})
+    assert 0 < float(whole) < 1
 
 
 def with_local(place: Path, **local: Any) -> Recipe:

@@ -17,8 +17,6 @@ which follows the user's own norms; noise of its own, and no formal guarantee.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -29,12 +27,6 @@ from confide.federated.car_adaptive import CarAdaptive, Clients
 from confide.federated.cohort import Tally
 from confide.federated.parameters import Layout
 from confide.federated.state import State
-
-
-class NoisyCounts(Protocol):
-    """A release, as far as bounds need it."""
-
-    def noisy_shares(self, counts: Tensor) -> Tensor: ...
 
 
 class Bounds:
@@ -64,8 +56,8 @@ class Bounds:
         """The deviation of the noise on each user's message, where the rule decides it."""  # (users,)
         return None
 
-    def follow(self, state: State, tally: Tally, cohort: np.ndarray, release: NoisyCounts) -> None:
-        """Move the bounds after a step, in the state."""
+    def follow(self, state: State, tally: Tally, cohort: np.ndarray, shares: Tensor) -> None:
+        """Move the bounds after a step, in the state; `shares` are those of users within them, as released."""
 
     def shown(self, state: State, rule: Bounder) -> float:
         """The bound that the records show for a step, once it is made."""
@@ -88,11 +80,9 @@ class QuantileBounds(Bounds):
     def rule(self, state: State) -> Bounder:
         return self.bounder.at(state.bounds)
 
-    def follow(self, state: State, tally: Tally, cohort: np.ndarray, release: NoisyCounts) -> None:
-        if state.bounds is None:
-            return
-        votes = torch.tensor(tally.votes or [0.0] * len(state.bounds), dtype=torch.float64)
-        state.bounds = next_bounds(state.bounds, release.noisy_shares(votes), self.settings, self.bounder.bounds)
+    def follow(self, state: State, tally: Tally, cohort: np.ndarray, shares: Tensor) -> None:
+        if state.bounds is not None:
+            state.bounds = next_bounds(state.bounds, shares, self.settings, self.bounder.bounds)
 
 
 class CarBounds(Bounds):
@@ -116,7 +106,7 @@ class CarBounds(Bounds):
     def own_noise(self, state: State, tally: Tally, cohort: np.ndarray) -> np.ndarray | None:
         return car_adaptive.noise_scales(*self._taking_part(state, tally, cohort), state.step).numpy()
 
-    def follow(self, state: State, tally: Tally, cohort: np.ndarray, release: NoisyCounts) -> None:
+    def follow(self, state: State, tally: Tally, cohort: np.ndarray, shares: Tensor) -> None:
         after = car_adaptive.next_clients(*self._taking_part(state, tally, cohort), state.step)
         state.clients = {**vars(after)}
 

@@ -19,10 +19,12 @@ from confide.federated.bounding import ROUNDING, Bounder
 from confide.federated.chain import ranks_of
 from confide.federated.local import LocalTraining, PlainTrainer, Updates
 from confide.federated.low_rank import LowRankTrainer
+from confide.federated.measures import ACCURACY, Measures
 from confide.federated.parameters import Layout
 from confide.federated.task import Task
 
 _LARGE_MODEL = 20_000_000
+NOTHING = Measures()
 
 
 @dataclass
@@ -43,6 +45,8 @@ class Tally:
     """Of each tensor: the norm, its square, the norm once bounded, and how many users' were shortened."""
     votes: list[float] = field(default_factory=list)
     """For an adaptive bound: each counter's sum of +1/2 for a user within it and -1/2 for one beyond."""
+    measures: list[float] = field(default_factory=list)
+    """Of each figure that is released with noise: the sum of what the users add, from -1/2 to +1/2 each."""
     raw_norms: list[float] = field(default_factory=list)
     """For bounds of the users' own, and only then: each user's norm, in their order; NaN if nothing is sent."""
 
@@ -73,9 +77,9 @@ class PartTrainer:
 
     def __init__(
         self, task: Task, layout: Layout, local: LocalTraining, bounder: Bounder, weights: np.ndarray, seed: int,
-        like: Tensor,
+        like: Tensor, measures: Measures = NOTHING,
     ) -> None:  # fmt: skip
-        self.task, self.layout, self.local, self.bounder = task, layout, local, bounder
+        self.task, self.layout, self.local, self.bounder, self.measures = task, layout, local, bounder, measures
         self.weights = torch.from_numpy(weights)  # (population,) float64
         self.device = like.device
         self.plain = PlainTrainer(task, layout, local, seed, like)
@@ -91,7 +95,7 @@ class PartTrainer:
         vote = bounds is not None and not rule.per_user
         order: list[int] = []
         for some, updates in self._updates(central, users, step):
-            tally.add(self._add(updates, some, into, rule, vote))
+            tally.add(self._add(updates, some, into, rule, vote, self._accuracy(central, some)))
             order += some.tolist()
         if rule.per_user:  # a short cut may have taken some users first
             norms = dict(zip(order, tally.raw_norms, strict=True))
@@ -112,17 +116,28 @@ class PartTrainer:
         for user in users:
             yield np.array([user]), self.plain.update(central, int(user), step)
 
-    def _add(self, updates: Updates, users: np.ndarray, into: Tensor, rule: Bounder, vote: bool) -> Tally:
+    @torch.no_grad()
+    def _accuracy(self, central: Tensor, users: np.ndarray) -> Tensor | None:
+        """Of each user, the share of its examples that the central model answers right, where that is released."""
+        if ACCURACY not in self.measures.bounds:
+            return None
+        return self.task.own_accuracy(self.layout.views(central.cpu()), users)
+
+    def _add(
+        self, updates: Updates, users: np.ndarray, into: Tensor, rule: Bounder, vote: bool, right: Tensor | None = None
+    ) -> Tally:
         finite = torch.isfinite(updates.norms).all(dim=1) & torch.isfinite(updates.losses)  # (users,)
         norms = torch.where(finite[:, None], updates.norms, 0.0)
         # A user whose loss or update is not finite contributes zero and is counted.
         factors = torch.where(finite[:, None], rule.of(torch.from_numpy(users)).factors(norms), 0.0)  # (users, layers)
         updates.weighted_sum(factors * self.weights[users][:, None], into)
-        lengths = torch.linalg.vector_norm(norms, dim=1)
+        lengths, bounded = torch.linalg.vector_norm(norms, dim=1), (factors < ROUNDING).any(dim=1) & finite
+        known = {"loss": updates.losses, "norm": lengths, "bounded": bounded}
+        known |= {} if right is None else {ACCURACY: right}
         return Tally(
             users=len(users),
             not_finite=int((~finite).sum()),
-            bounded=int(((factors < ROUNDING).any(dim=1) & finite).sum()),
+            bounded=int(bounded.sum()),
             loss=float(torch.where(finite, updates.losses, 0.0).sum()),
             norm=float(lengths.sum()),
             norm_squared=float(lengths.square().sum()),
@@ -132,5 +147,6 @@ class PartTrainer:
             layer_bounded=(norms * factors).sum(dim=0).tolist(),
             layer_clipped=((factors < ROUNDING) & finite[:, None]).sum(dim=0).double().tolist(),
             votes=torch.where(finite[:, None], rule.votes(norms), 0.0).sum(dim=0).tolist() if vote else [],
+            measures=self.measures.values(known, finite).sum(dim=0).tolist() if self.measures.bounds else [],
             raw_norms=torch.where(finite, lengths, torch.nan).tolist() if rule.per_user else [],
         )

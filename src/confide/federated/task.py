@@ -83,6 +83,10 @@ class Task(Protocol):
         """The evaluation with how each test item was answered; none if the task has no test items."""
         ...
 
+    def own_accuracy(self, parameters: Mapping[str, Tensor], users: np.ndarray) -> Tensor | None:
+        """Of each of these users, the share of its own examples that a model answers right; none if nobody can tell."""
+        ...  # (users,) float64
+
     def seconds(self, user: int) -> np.ndarray | None:
         """How long each of the user's examples lasts, for batches by seconds; none if that has no meaning."""
         ...
@@ -140,6 +144,9 @@ class BasicTask:
         return self.starting_parameters != MethodType(BasicTask.starting_parameters, self)
 
     def scored(self, parameters: Mapping[str, Tensor]) -> tuple[dict[str, float], Items] | None:
+        return None
+
+    def own_accuracy(self, parameters: Mapping[str, Tensor], users: np.ndarray) -> Tensor | None:
         return None
 
     def seconds(self, user: int) -> np.ndarray | None:

@@ -17,9 +17,10 @@ replaced by another's, and the sum can move by twice the bound. For local noise 
 nothing is gained from sampling and any two data sets of a user are compared. The event carries its adjacency, so
 that nobody compares them by mistake.
 
-Clip counters (Andrew et al. 2021). When the bound is adapted, a step also releases `counters` noisy counts, to which a
-user adds +1/2 or -1/2 each, with noise `count_noise` on each. Scaled by their noise, update and counts are one vector
-in which a user moves by sqrt(1 / z_u^2 + counters / (2 count_noise)^2): one Gaussian of multiplier z with
+Counters (Andrew et al. 2021). When the bound is adapted, or figures are released (`confide.privacy.metrics`), a step
+also releases `counters` noisy sums, to each of which a user adds a number from -1/2 to +1/2, with noise `count_noise`
+on each. Scaled by their noise, update and sums are one vector in which a user moves by at most
+sqrt(1 / z_u^2 + counters / (2 count_noise)^2): one Gaussian of multiplier z with
 
     z^-2 = z_u^-2 + counters (2 count_noise)^-2,
 
@@ -96,9 +97,9 @@ class Event:
         left = self.noise_multiplier**-2 - self.counters / (2 * self.count_noise) ** 2
         if left <= 0:
             raise UserError(
-                f"{self.counters} clip counters with noise {self.count_noise:g} spend more than the noise multiplier "
-                f"{self.noise_multiplier:.4g} allows; raise bounding.adaptive.count_noise above "
-                f"{self.noise_multiplier * math.sqrt(self.counters) / 2:.4g}, or lower the noise multiplier"
+                f"{self.counters} counters with noise {self.count_noise:g} spend more than the noise multiplier "
+                f"{self.noise_multiplier:.4g} allows; raise bounding.adaptive.count_noise or privacy.metrics.noise "
+                f"above {self.noise_multiplier * math.sqrt(self.counters) / 2:.4g}, or lower the noise multiplier"
             )
         return 1 / math.sqrt(left)
 

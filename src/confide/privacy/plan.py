@@ -73,7 +73,7 @@ class Plan:
         return draw_cohort(self.sampler, self.cohort_size, len(self.weights), seed, step, attempt)
 
     def noisy_shares(self, counts: Tensor, event: Event, step: int, attempt: int) -> Tensor:
-        """Of each counter, the share of users within the bound, from the sum of their +1/2 and -1/2.
+        """Of each counter, the mean over users of what they count for, 0 to 1, from the sum of their -1/2 to +1/2.
 
         Divided by the expected cohort, never the realised one, which nobody may learn.
         """
@@ -136,7 +136,10 @@ class Release:
         return self.plan.mechanism.release(total, occasion)
 
     def noisy_shares(self, counts: Tensor) -> Tensor:
-        """The share of users within each bound, with the noise that the event charges for."""
+        """The share of users within each bound, and the figures, with the noise that the event charges for.
+
+        Once for a release: update and counters are one vector, and the line stands for that.
+        """
         self._check_recorded()
         return self.plan.noisy_shares(counts, self.event, self.step, self.attempt)
 
@@ -162,7 +165,7 @@ def make_plan(
     """Build the plan, calibrate its noise and refuse what cannot be accounted for, before anything is trained.
 
     `follows` says what the bound follows from step to step (quantile, car), `counters` and `count_noise` what a
-    quantile releases in each step, `names` and `sizes` are the model's tensors.
+    quantile releases in each step beside the figures of `privacy.metrics`, `names` and `sizes` are the model's tensors.
     """
     population = len(weights)
     if sampling.cohort > population:
@@ -173,6 +176,13 @@ def make_plan(
     problems = refusals(Asked(privacy, sampling, math.isfinite(bound), follows, population))
     if problems:
         raise UserError("; ".join(problems))
+    if privacy.metrics is not None:
+        counters += len(privacy.metrics.bounds)
+        if count_noise is not None and privacy.metrics.noise is not None:
+            raise UserError(
+                "bounding.adaptive.count_noise and privacy.metrics.noise: one noise is on all counts; give one of them"
+            )
+        count_noise = count_noise or privacy.metrics.noise
     kind = sampler_of(sampling, population)
     separation = factorisation.cyclic_separation(population, sampling.cohort) if kind == "cyclic" else 0
     rate = 1 / separation if separation else sampling.cohort / population

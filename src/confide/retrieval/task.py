@@ -183,6 +183,19 @@ class Retrieval(BasicTask):
         documents = self.retriever.document_vectors(parameters)
         return self.retriever.ranks(parameters, hidden, torch.from_numpy(test.labels), documents)
 
+    def own_accuracy(self, parameters: Mapping[str, Tensor], users: np.ndarray) -> Tensor:
+        """Of each client, the share of its queries that find their document first."""
+        documents, found = self.retriever.document_vectors(parameters), torch.empty(len(users), dtype=torch.float64)
+        for place, user in enumerate(users.tolist()):
+            own = self.clients[user]
+            if self.states is not None:
+                hidden = self.states.rows(own)
+            else:
+                hidden = self.retriever.vectors(parameters, [self.corpus.train.texts[i] for i in own])
+            ranks = self.retriever.ranks(parameters, hidden, self._labels[torch.from_numpy(own)], documents)[0]
+            found[place] = float((ranks == 1).mean())
+        return found
+
     def chain(self) -> Chain | None:
         """A head on fixed vectors is one or two linear layers; with dropout or experts it is something else."""
         settings = self.settings

@@ -191,16 +191,18 @@ def _make_loop(recipe: Recipe, task: Task, honest: Loop, canaries: int) -> tuple
     own = user_weights(recipe.users, task)
     weights = np.concatenate([own, np.full(canaries, own.max())])
     cohort = max(1, honest.plan.cohort_size * len(weights) // len(own))
-    adaptive = recipe.bounding.adaptive
-    if isinstance(adaptive, Adaptive):  # in proportion to the cohort, as for the recipe itself
-        noise = honest.plan.event.count_noise * cohort / honest.plan.cohort_size
+    adaptive, metrics = recipe.bounding.adaptive, recipe.privacy.metrics
+    noise = honest.plan.event.count_noise * cohort / honest.plan.cohort_size  # in proportion, as for the recipe itself
+    if metrics is not None:
+        metrics = metrics.model_copy(update={"noise": None if isinstance(adaptive, Adaptive) else noise})
+    if isinstance(adaptive, Adaptive):
         adaptive = adaptive.model_copy(update={"count_noise": noise})
     z = honest.plan.event.noise_multiplier
     changes = {
         "users": {"weights": tuple(weights.tolist())},
         "sampling": {"cohort": cohort},
         "bounding": {"adaptive": adaptive},
-        "privacy": {"noise_multiplier": z, "noise_scale": None, "target_epsilon": None},
+        "privacy": {"noise_multiplier": z, "noise_scale": None, "target_epsilon": None, "metrics": metrics},
     }
     updated = {name: section.model_copy(update=changes[name]) for name, section in recipe if name in changes}
     larger, seed = CanaryTask(task, canaries), recipe.run.seed

@@ -1,7 +1,8 @@
 """The folder of a run: what is in it, and how a run is started, stopped and taken up again.
 
 recipe.yaml (resolved), checkpoint.safetensors, ledger.jsonl, metrics.jsonl, layers.jsonl (norms of each tensor, where
-the model was evaluated), times.jsonl (seconds of each part of a step), events.* (TensorBoard), and at the end
+the model was evaluated), times.jsonl (seconds of each part of a step), released.jsonl (the figures of
+`privacy.metrics`, which alone of these have noise), events.* (TensorBoard), and at the end
 model.safetensors, scores.json (how each test item was answered), summary.json and report.html. secret.key has the key
 of the digests of users' data, and must not leave the folder. Nothing that is there is ever overwritten by another run,
 and one process at a time works in it.

@@ -17,6 +17,8 @@ from confide.run import Loop
 from confide.runs.records import Record, json_safe
 
 METRICS, LAYERS, TIMES = "metrics.jsonl", "layers.jsonl", "times.jsonl"
+RELEASED = "released.jsonl"
+"""The figures of `privacy.metrics`: the one record of steps that the guarantee covers."""
 
 
 class Recording:
@@ -25,9 +27,10 @@ class Recording:
     def __init__(self, folder: Path, loop: Loop, step: int) -> None:
         self.folder, self.loop, self.step = folder, loop, step
         self.stack = ExitStack()
+        self.released: TextIO | None = None
 
     def __enter__(self) -> Recording:
-        for name in (METRICS, LAYERS, TIMES):
+        for name in (METRICS, LAYERS, TIMES, RELEASED):
             _cut_after(self.folder / name, self.step)
         self.board = self.stack.enter_context(_events(self.folder, self.step + 1))
         self.metrics, self.layers, self.times = (
@@ -36,6 +39,8 @@ class Recording:
         if self.layers.tell() == 0:
             layout = self.loop.layout
             _write_line(self.layers, {"step": 0, "names": layout.names, "sizes": layout.sizes})
+        if self.loop.measures.bounds:
+            self.released = self.stack.enter_context((self.folder / RELEASED).open("a"))
         return self
 
     def __exit__(self, *problem: object) -> None:
@@ -45,20 +50,25 @@ class Recording:
         """One step: its record, and the seconds of its parts."""
         if "layers" in record:
             _write_line(self.layers, record.pop("layers"))
+        released = record.pop("released", {})
+        if self.released is not None:
+            _write_line(self.released, released)
         _write_line(self.metrics, record)
         spent = {name: round(each, 5) for name, each in seconds.items()}
         _write_line(self.times, {"step": record["step"], **spent})
         if self.board is None:
             return
-        flat = {**record, **{f"evaluation/{k}": v for k, v in record.get("evaluation", {}).items()}}
+        groups = {"evaluation": record.get("evaluation", {}), "released": released}
+        flat = {**record, **{f"{group}/{k}": v for group, own in groups.items() for k, v in own.items()}}
         for name, value in flat.items():
-            if name != "step" and isinstance(value, int | float):
+            if name not in ("step", "released/step") and isinstance(value, int | float):
                 self.board.add_scalar(name, value, record["step"])
 
     def sync(self) -> None:
         """Have everything on disk."""
-        for file in (self.metrics, self.layers, self.times):
-            os.fsync(file.fileno())
+        for file in (self.metrics, self.layers, self.times, self.released):
+            if file is not None:
+                os.fsync(file.fileno())
 
 
 @contextmanager

@@ -94,6 +94,8 @@ def record_of(loop: Loop, state: State, made: Step) -> Record:
     if noise is not None:
         record |= {"noise": noise, "snr": signal.norm / noise}
     record["bound"] = made.bound
+    if made.released:
+        record["released"] = {"step": made.number, **made.released}
     if signal.layers is not None:
         record["layers"] = _layers(loop, made)
     return record

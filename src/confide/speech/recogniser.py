@@ -73,6 +73,14 @@ class Recogniser:
                 reporter.advance(name)
         return Transcribed(references, hypotheses, speakers), sum(losses) / len(references)
 
+    def texts(self, features: Sequence[np.ndarray]) -> list[str]:
+        """What is recognised in utterances (frames, mels), in their order."""
+        found = [""] * len(features)
+        for places in _batches_of_similar_length(np.array([len(each) for each in features])):
+            for place, text in zip(places, self._texts(*self.logits([features[p] for p in places])), strict=True):
+                found[place] = text
+        return found
+
     def transcribe(self, samples: np.ndarray) -> Transcript:
         """What a recording of any length says; samples (n,) are mono, at 16 kHz."""
         return transcribe(samples, self._words, self.features.step * self.model.stride)

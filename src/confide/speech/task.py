@@ -31,6 +31,7 @@ from confide.speech.augment import augment
 from confide.speech.corpora import read_corpus
 from confide.speech.corpus import Corpus, Skipped, count_by_reason
 from confide.speech.recogniser import Recogniser, model_settings, pad_features, pad_targets
+from confide.speech.scores import error_counts
 from confide.speech.settings import SpeechSettings
 from confide.speech.store import FeatureStore, open_store
 from confide.speech.tokens import Tokens
@@ -124,6 +125,21 @@ class Speech(BasicTask):
         words = found.items(test=digest([which, *found.speakers, *found.references]))
         wer, cer = (100 * replace(items, scale=1.0).value for items in (words, found.items(characters=True)))
         return {"wer": wer, "cer": cer, "test_loss": loss}, words
+
+    def own_accuracy(self, parameters: Mapping[str, Tensor], users: np.ndarray) -> Tensor:
+        """Of each user, 1 less the word error rate on its own utterances by greedy decoding, and at least 0."""
+        recogniser = Recogniser(self.tokens, self.settings.features, self.model, parameters)
+        found = torch.empty(len(users), dtype=torch.float64)
+        for place, user in enumerate(users.tolist()):
+            references: list[str] = []
+            hypotheses: list[str] = []
+            for owner, rows in groupby(self.held[user].tolist(), key=itemgetter(0)):
+                texts, places = self.store.texts(owner), [row for _, row in rows]
+                references += [texts[p] for p in places]
+                hypotheses += recogniser.texts(self.store.features(owner, places))
+            errors, words = error_counts(references, hypotheses, characters=False).sum(axis=0).tolist()
+            found[place] = 1 - min(errors / max(words, 1), 1)
+        return found
 
 
 def _describe(corpus: Corpus) -> Iterator[str]:

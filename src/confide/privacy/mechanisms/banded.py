@@ -68,6 +68,12 @@ class Banded(Mechanism):
             problems.append("bounding.adaptive: banded noise is made for one bound; leave it out")
         return problems
 
+    @classmethod
+    def metrics_refusals(cls, asked: Asked) -> list[str]:
+        if asked.privacy.metrics is None:
+            return []
+        return ["privacy.metrics: banded noise is made for the update alone; use privacy.mechanism: gaussian"]
+
     def bare_event(self) -> Event:
         return replace(super().bare_event(), rounds=self.setting.steps, bands=self.bands)
 

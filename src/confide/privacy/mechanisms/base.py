@@ -22,6 +22,7 @@ from confide.privacy import noise
 from confide.privacy.accountant import Accountant, noise_multiplier, shown
 from confide.privacy.events import Event, Sampler
 from confide.privacy.gaussian import Address, Source
+from confide.privacy.metrics import NoisyMetrics
 from confide.privacy.sampling import Kind, Sampling
 from confide.privacy.trust.server_view import against_server
 from confide.settings import FunctionName, Section
@@ -60,6 +61,10 @@ class CommonSettings(Section):
         "release, never drawn again",
     )
     # Left out of a dump where they are not used, so that recipes from before they were there keep their digest.
+    metrics: NoisyMetrics | None = Field(
+        None, exclude_if=lambda value: value is None,
+        description="figures about the cohort that every step also releases, with noise, under the same budget",
+    )  # fmt: skip
     factory: FunctionName | None = Field(
         None, exclude_if=lambda value: value is None,
         description="for python: module:Class, a subclass of confide.privacy.mechanisms.Mechanism",
@@ -116,9 +121,9 @@ class Setting:
     sizes: Sequence[int] = ()
     """Names and sizes of the model's tensors."""
     counters: int = 0
-    """How many counts of users a bound that follows a quantile releases in each step."""
+    """How many sums of the users' bounded values a step releases: counts of an adaptive bound, and figures."""
     count_noise: float | None = None
-    """The deviation of the noise on each count, where the recipe says it."""
+    """The deviation of the noise on each sum, where the recipe says it."""
 
 
 @dataclass(frozen=True)
@@ -184,6 +189,27 @@ class Mechanism:
     @classmethod
     def deployed_refusals(cls, asked: Asked) -> list[str]:
         """What cannot be kept when the users are on other machines."""
+        if asked.privacy.metrics is None:
+            return []
+        return ["privacy.metrics: clients on other machines are not asked for these figures; leave it out"]
+
+    @classmethod
+    def metrics_refusals(cls, asked: Asked) -> list[str]:
+        """Why figures cannot be released beside the update."""
+        if asked.privacy.metrics is None:
+            return []
+        if not asked.privacy.metrics.bounds:
+            return ["privacy.metrics: names no figure; give loss, norm, bounded or accuracy, or leave it out"]
+        if not cls.guaranteed:
+            return [
+                "privacy.metrics: figures under a guarantee need noise with one; use privacy.mechanism: gaussian, or "
+                "leave it out (metrics.jsonl has them without noise)"
+            ]
+        if cls.trust != "central":
+            return [
+                "privacy.metrics: their noise is added by the server; they cannot be used with privacy.trust: "
+                f"{cls.trust}"
+            ]
         return []
 
     @classmethod
@@ -276,7 +302,7 @@ class Mechanism:
         return noise.multiplier_of_average(average, rate, weights)
 
     def charge(self, bare: Event, z: float) -> Event:
-        """The event of a step with noise z, and with the counts of a bound that follows a quantile."""
+        """The event of a step with noise z, and with the counts of an adaptive bound and the figures."""
         given, event = self.setting, replace(bare, noise_multiplier=z)
         if not given.counters:
             return event

@@ -15,9 +15,11 @@ class Gaussian(Mechanism):
 
     @classmethod
     def deployed_refusals(cls, asked: Asked) -> list[str]:
+        problems = super().deployed_refusals(asked)
         if asked.privacy.placement != "client":
-            return []
+            return problems
         return [
+            *problems,
             "privacy.placement=client with trust=central: the server would add the clients' noise for them; use "
-            "placement: sum, trust: distributed or trust: local"
+            "placement: sum, trust: distributed or trust: local",
         ]
