@@ -153,6 +153,51 @@ def test_a_client_killed_in_a_round_of_distributed_trust_leaves_no_less_noise(tm
     assert deviation == pytest.approx(math.sqrt(2) * wanted, rel=0.07), "twice the variance, with three as with four"
 
 
+AUDITED = """\
+task: {kind: convex/quadratics, users: 40, dimension: 400, rank: 3}
+sampling: {kind: poisson, cohort: 12}
+local: {steps: 1, learning_rate: 0.1}
+bounding: {rule: clip, bound: 1}
+privacy: {mechanism: gaussian, target_epsilon: 2, delta: 1.0e-5, trust: TRUST}
+central: {kind: sgd, learning_rate: 0.1}
+run: {steps: 5}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("trust", "broken"), [("central", "no-noise"), ("distributed", None), ("distributed", "cohort-variance")]
+)
+def test_the_audit_of_a_deployment_rings_for_what_is_broken_and_for_nothing_else(
+    trust: str, broken: str | None, tmp_path: Path
+) -> None:
+    """Server, SuperLink and clients are processes; with secure aggregation the clients' own noise is audited."""
+    words = ["audit", written(tmp_path, AUDITED.replace("TRUST", trust)), "--deployed", "2", "--canaries", "40"]
+    smoke = ["--no-power"] if broken is None else ["--break", broken]
+    done = subprocess.run(
+        [sys.executable, "-m", "confide", *words, *smoke, "--json"], capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == (0 if broken is None else 1), done.stderr
+    found = json.loads(done.stdout)
+    assert found["canaries"] == 40
+    assert (found["lower_bound"] > found["claimed"]) == (broken == "no-noise")
+    assert (found["cohort_chance"] < 0.001) == (broken == "cohort-variance")
+
+
+def test_a_deployed_audit_refuses_what_it_cannot_be_asked_for(
+    tmp_path: Path, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    recipe = written(tmp_path, AUDITED.replace("TRUST", "central"))
+    for setting, expected in (
+        ("privacy.trust=local", "leave --deployed out"),
+        ("privacy.placement=client", "use placement: sum"),
+        ("users={weights: examples, public: true}", "use uniform"),
+    ):
+        code, _, said = command("audit", recipe, "--deployed", "2", "--set", setting)
+        assert code == 2, said
+        assert expected in said
+
+
 SPEECH = """\
 task:
   kind: speech

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from confide.commands.options import Json, Sets, recipe_argument
+from confide.commands.deploy import needs_flower
+from confide.commands.options import Json, Sets, Workers, recipe_argument
 from confide.commands.printing import print_json
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class BreakName(StrEnum):
     half_noise = "half-noise"
     same_noise = "same-noise"
     unbounded = "unbounded"
+    cohort_variance = "cohort-variance"
 
 
 def audit(
@@ -40,6 +42,15 @@ def audit(
     power: Annotated[
         bool, typer.Option(help="Measure whether too little noise would have been caught (no training needed).")
     ] = True,
+    workers: Workers = 1,
+    deployed: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="CLIENTS",
+            help="Audit a deployment: a server and this many clients in processes of their own, over gRPC with TLS.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Try to disprove a recipe's guarantee: plant canary users, train once, and bound epsilon from below.
@@ -48,6 +59,9 @@ def audit(
     canaries cannot influence each other, an exact binomial test. A lower bound above the claimed epsilon proves a
     defect, at 95 % confidence, and the command fails. A lower bound below it proves nothing: the guarantee rests on the
     accounting, and the audit is a smoke alarm for it. `--break` tests the alarm with smoke.
+
+    Where the claim rests on secret cohorts, an exact test asks besides whether the noise's variance follows the
+    cohort's size, which would give the secret away: a p-value below 0.001 fails the command as well.
 
     Example: `confide audit convex/digits --break half-noise`
     """
@@ -60,7 +74,17 @@ def audit(
     broken: Break | None = None if break_ is None else break_.value
     task = make_task(wanted.task, wanted.run.seed)
     with Reporter(f"audit of {recipe}", wanted.run.steps, 0, as_json) as reporter:
-        found = auditing.audit(wanted, canaries, lambda step: reporter.advance(""), broken=broken, task=task)
+
+        def watch(step: int) -> None:
+            reporter.advance("")
+
+        if deployed is None:
+            found = auditing.audit(wanted, canaries, watch, broken=broken, task=task, workers=workers)
+        else:
+            needs_flower()
+            from confide.deploy.audit import audit_deployed
+
+            found = audit_deployed(wanted, deployed, canaries, watch, broken=broken, task=task)
     began, caught = time.monotonic(), None
     if power and broken is None:
         caught = auditing.measure_power(wanted, found.canaries, task)
@@ -70,7 +94,7 @@ def audit(
         _print(found, caught, time.monotonic() - began)
     if not found.passed:
         print(
-            "THE AUDIT FAILED: this run gave away more than it claims. "
+            f"THE AUDIT FAILED: {_reason(found)}. "
             + ("Do not release it" if broken is None else f"It was broken on purpose ({broken}): the alarm works"),
             file=sys.stderr,
         )
@@ -90,12 +114,24 @@ def _print(found: Audit, caught: dict[Break, bool] | None, seconds: float) -> No
         f"run with {found.canaries} canaries ({best.right} of {best.guesses} guesses right)\n"
         f"with every guess right, {_rounded_down(found.best_possible)} would have been shown"
     )
+    if found.cohort_chance is not None:
+        verdict = "FOLLOWS the cohort's size" if found.follows_cohort else "does not follow the cohort's size"
+        print(f"the noise's variance {verdict} (p-value {found.cohort_chance:.4g})")
     for kind, was_caught in (caught or {}).items():
         print(f"would have caught {BREAKS[kind]}: {'yes' if was_caught else 'no'}")
     if caught:
         print(f"(measured in {seconds:.0f} s with canaries alone; --no-power leaves it out)")
     if found.broken is not None and found.passed:
         print("the alarm did not ring: this audit cannot see what was broken")
+
+
+def _reason(found: Audit) -> str:
+    if found.lower_bound > found.claimed:
+        return "this run gave away more than it claims"
+    return (
+        "the noise's variance follows the cohort's size, so that the models tell what amplification by sampling needs "
+        "secret, and the claim has no ground"
+    )
 
 
 def _rounded_down(bound: float) -> str:

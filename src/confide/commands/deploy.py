@@ -79,7 +79,7 @@ def server(
     with those who answered by the deadline; the sum is divided by the expected cohort and gets its whole noise all the
     same. Ctrl-C stops after the step; the same command, or --resume RUN, goes on.
     """
-    _needs_flower()
+    needs_flower()
     from confide.deploy.deployment import Hosting, serve
     from confide.deploy.remote import Terms
     from confide.recipe import load
@@ -132,7 +132,7 @@ def client(
     What leaves this machine is one bounded update for each round that its user is drawn for. The client runs only the
     code that is installed here, and refuses a server with another version, recipe or model.
     """
-    _needs_flower()
+    needs_flower()
     import torch
 
     from confide.deploy.deployment import Client
@@ -156,6 +156,6 @@ def _users(text: str) -> list[int]:
     return parse_numbers("users", text, int, fits, expected)
 
 
-def _needs_flower() -> None:
+def needs_flower() -> None:
     if importlib.util.find_spec("flwr") is None:
         raise UserError("deployment needs Flower: pip install 'confide[deploy]'")

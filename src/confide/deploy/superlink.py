@@ -88,7 +88,7 @@ class SuperLink:
         if credentials is not None:
             for name in (keys.SERVER, keys.CA):
                 keys.check_certificate(credentials / name)
-        self.here = f"127.0.0.1:{_free_port()}"
+        self.here = f"127.0.0.1:{free_port()}"
         self.secret = secrets.token_bytes(32)
         self.process = _start(address, self.here, credentials, self.secret, log)
         try:
@@ -221,7 +221,7 @@ def check_free(address: Address) -> None:
         ) from None
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

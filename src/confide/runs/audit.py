@@ -9,7 +9,10 @@ from the release as well.
 
 `privacy/one_run.py` turns the guesses into a lower bound on epsilon. Canaries enlarge the population; the cohort grows
 with it so that the rate is that of the recipe, rounded down, and the noise multiplier is the recipe's own. So the
-recipe's own claim holds for the audited run.
+recipe's own claim holds for the audited run. `privacy/noise_check.py` asks, beside the canaries, whether the noise
+follows the cohorts.
+
+The run is made in this process, with several worker processes, or by a deployment (`deploy/audit.py`).
 
 Differs from the papers: their canaries are examples of a model's training set; a user-level guarantee is audited with
 users.
@@ -20,30 +23,35 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from confide.build import make_loop, make_task, user_weights
-from confide.engines.engine import InProcess
+from confide.build import RemoteEngine, make_loop, make_task, user_weights
+from confide.engines.costs import expected_costs
+from confide.engines.engine import Engine, InProcess
+from confide.engines.processes import Processes
 from confide.errors import UserError
 from confide.federated.bounding import Adaptive
-from confide.federated.parameters import flatten
 from confide.federated.task import Task
-from confide.privacy import one_run
+from confide.privacy import noise_check, one_run
 from confide.privacy.accountant import shown
 from confide.privacy.plan import Plan
 from confide.recipe import Recipe
 from confide.run import Loop
 from confide.runs.broken import Break, break_loop
-from confide.runs.canaries import Canaries, CanaryTask, CanaryTrainer
+from confide.runs.canaries import CanaryTask, CanaryTrainer, Planting
+from confide.runs.witness import Noise, Witness, stated_variance
 
+Deploy = Callable[[Planting], RemoteEngine]
+"""Starts clients that answer as canaries, and makes the engine that asks them."""
 ERROR = 0.05
 USUAL = 1000
 """Canaries, where the claim does not need more and the model has a coordinate for each."""
 MOST = 100_000
-MEASURED: tuple[Break, ...] = ("tenth-noise", "half-noise")
+MEASURED: tuple[Break, ...] = ("tenth-noise", "half-noise", "cohort-variance")
 """What the power of an audit is measured with."""
 _MARGIN = 1.2
 """With every guess right, this many times the claim has to be shown."""
@@ -67,10 +75,17 @@ class Audit:
     """How the mechanism was broken on purpose; none for the recipe's own."""
     findings: tuple[one_run.Finding, ...]
     """By each bound and number of guesses, best first."""
+    cohort_chance: float | None = None
+    """How likely noise is that seems to follow the cohort's size as much as here, if it does not; none if not asked."""
+
+    @property
+    def follows_cohort(self) -> bool:
+        """Whether the noise tells how large the cohorts were, so that there is no amplification."""
+        return self.cohort_chance is not None and self.cohort_chance < noise_check.LEVEL
 
     @property
     def passed(self) -> bool:
-        return self.lower_bound <= self.claimed
+        return self.lower_bound <= self.claimed and not self.follows_cohort
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"passed": self.passed}
@@ -84,12 +99,15 @@ def audit(
     broken: Break | None = None,
     alone: bool = False,
     task: Task | None = None,
+    workers: int = 1,
+    deploy: Deploy | None = None,
 ) -> Audit:
     """Make the run of a recipe with canaries in it, and hold what it gives away against what it claims.
 
     `canaries`: as many as the claim needs, if not given. `broken` breaks the mechanism on purpose, to see whether the
     audit finds it. `alone` leaves the recipe's own users untrained, which is quick, and changes nothing else: what they
-    send is subtracted anyway. `task` is the recipe's, where it was made already.
+    send is subtracted anyway. `task` is the recipe's, where it was made already. `workers` processes train users, with
+    the result of one. `deploy` starts clients on a real network, all of whose users are canaries.
     """
     if recipe.privacy.mechanism == "none" or recipe.privacy.delta is None:
         raise UserError(
@@ -100,25 +118,38 @@ def audit(
     curve = _claimed_curve(honest.plan)
     apart = _tells_of_each_alone(recipe, honest.plan)
     count = _choose_count(canaries, curve, honest.layout.size, apart)
-    loop, trainer = _make_loop(recipe, task, honest, count)
-    trainer.alone = alone
+    larger = _with_canaries(recipe, task, honest.plan, count, deploy is not None)
+    planting = Planting(larger.model_dump_json(), count, deploy is not None, alone, broken == "unbounded")
+    loop, witness = _make_loop(larger, planting, task, workers, deploy)
     if broken is not None:
-        loop = break_loop(loop, trainer, broken)
-    independent = apart and trainer.canaries.apart
-    score = _score(loop, trainer, independent, watch)
-    included = trainer.canaries.included.numpy()
+        loop = break_loop(loop, lambda: witness.arrived, broken)
+    independent = apart and witness.trainer.canaries.apart
+    try:
+        score, noise = _score(loop, witness, independent, watch)
+    finally:
+        loop.engine.close()
+    included = witness.trainer.canaries.included.numpy()
     found = one_run.audit_guesses(score, included, curve, ERROR, independent)
     best = one_run.best_possible(count, curve, ERROR, independent)
     claimed, delta = curve[0]
-    return Audit(claimed, found[0].epsilon, delta, 1 - ERROR, count, best, recipe.run.steps, broken, tuple(found))
+    follows = noise.chance(loop.layout.size)
+    return Audit(
+        claimed, found[0].epsilon, delta, 1 - ERROR, count, best, recipe.run.steps, broken, tuple(found), follows
+    )
 
 
 def measure_power(recipe: Recipe, canaries: int, task: Task) -> dict[Break, bool]:
     """Whether an audit of this size would have caught too little noise: it is made again, broken on purpose.
 
-    Only the canaries take part, so that this costs the noise of so many runs, but no training.
+    Only the canaries take part, so that this costs the noise of so many runs, but no training. Where the claim does not
+    rest on secret cohorts, noise that follows them is not asked for.
     """
-    return {kind: not audit(recipe, canaries, broken=kind, alone=True, task=task).passed for kind in MEASURED}
+    found = {kind: audit(recipe, canaries, broken=kind, alone=True, task=task) for kind in MEASURED}
+    return {
+        kind: not each.passed
+        for kind, each in found.items()
+        if kind != "cohort-variance" or each.cohort_chance is not None
+    }
 
 
 def _claimed_curve(plan: Plan) -> one_run.Curve:
@@ -166,49 +197,68 @@ def _choose_count(given: int | None, curve: one_run.Curve, coordinates: int, apa
     return count
 
 
-def _score(loop: Loop, trainer: CanaryTrainer, independent: bool, watch: Callable[[int], None] | None) -> np.ndarray:
-    """Make the run and give each canary a score, above 0 for a guess that it is included."""
-    recipe, planted = loop.recipe, trainer.canaries
+def _score(
+    loop: Loop, witness: Witness, independent: bool, watch: Callable[[int], None] | None
+) -> tuple[np.ndarray, Noise]:
+    """Make the run and give each canary a score, above 0 for a guess that it is included; and keep the noise's size."""
+    recipe, planted = loop.recipe, witness.trainer.canaries
     bounded = planted.bounded(loop.bounds.bounder)  # (canaries, coordinates)
     lengths = torch.linalg.vector_norm(bounded, dim=1)
     filters = bounded / lengths[:, None]
-    state, score = loop.start(), torch.zeros(len(lengths), dtype=torch.float64)
+    state, score, noise = loop.start(), torch.zeros(len(lengths), dtype=torch.float64), Noise()
     for done in range(recipe.run.steps):
-        trainer.known.zero_()
+        variance = stated_variance(loop, state)
         loop.step(state)
-        seen = loop.total.double() - trainer.known.double() / loop.plan.rate
+        seen = loop.total.double() - witness.known.double() / loop.plan.rate
         score += planted.signs[:, done] * (seen[planted.places] * filters).sum(dim=1)
+        if Noise.is_checked(loop) and witness.complete:
+            noise.take(seen - witness.planted.double() / loop.plan.rate, variance, witness.arrived)
         if watch is not None:
             watch(done + 1)
     sent = lengths * float(loop.plan.weights[-1]) * recipe.run.steps  # in all turns: a share `rate`, of 1 / rate each
     middle = sent / 2 if independent else score.mean()
     guessed: np.ndarray = (score - middle).numpy()
-    return guessed
+    return guessed, noise
 
 
-def _make_loop(recipe: Recipe, task: Task, honest: Loop, canaries: int) -> tuple[Loop, CanaryTrainer]:
-    """Make the recipe's own loop, with its own rate and noise, over its users and the canaries."""
+def _with_canaries(recipe: Recipe, task: Task, plan: Plan, canaries: int, only: bool) -> Recipe:
+    """The recipe with its own rate and noise, over its users and the canaries, or over canaries only."""
     own = user_weights(recipe.users, task)
     weights = np.concatenate([own, np.full(canaries, own.max())])
-    cohort = max(1, honest.plan.cohort_size * len(weights) // len(own))
+    population = canaries if only else len(weights)
+    cohort = max(1, plan.cohort_size * population // len(own))
     adaptive, metrics = recipe.bounding.adaptive, recipe.privacy.metrics
-    noise = honest.plan.event.count_noise * cohort / honest.plan.cohort_size  # in proportion, as for the recipe itself
+    noise = plan.event.count_noise * cohort / plan.cohort_size  # in proportion, as for the recipe itself
     if metrics is not None:
         metrics = metrics.model_copy(update={"noise": None if isinstance(adaptive, Adaptive) else noise})
     if isinstance(adaptive, Adaptive):
         adaptive = adaptive.model_copy(update={"count_noise": noise})
-    z = honest.plan.event.noise_multiplier
+    z = plan.event.noise_multiplier
     changes = {
-        "users": {"weights": tuple(weights.tolist())},
+        "users": {} if only else {"weights": tuple(weights.tolist())},
         "sampling": {"cohort": cohort},
         "bounding": {"adaptive": adaptive},
         "privacy": {"noise_multiplier": z, "noise_scale": None, "target_epsilon": None, "metrics": metrics},
     }
     updated = {name: section.model_copy(update=changes[name]) for name, section in recipe if name in changes}
-    larger, seed = CanaryTask(task, canaries), recipe.run.seed
-    loop = make_loop(recipe.model_copy(update=updated), task=larger)
-    rule, like = loop.bounds.bounder, flatten(task.initial_parameters())
-    trainer = CanaryTrainer(larger, loop.layout, recipe.local, rule, loop.plan.weights, seed, like)
-    trainer.canaries = Canaries.plant(loop.layout, canaries, recipe.run.steps, rule.sensitivity, seed)
-    trainer.known = torch.zeros_like(like)
-    return replace(loop, engine=InProcess(trainer)), trainer
+    return recipe.model_copy(update=updated)
+
+
+def _make_loop(
+    larger: Recipe, planting: Planting, task: Task, workers: int, deploy: Deploy | None
+) -> tuple[Loop, Witness]:
+    """Make the loop of the run with canaries, and an engine in it that an auditor can look at."""
+    planted: Any = planting.task(task)
+    trainer = planting.trainer(planted)
+    loop = make_loop(larger, task=planted, remote=None if deploy is None else deploy(planting))
+    engine = loop.engine if deploy is not None else _engine(loop, trainer, planting, planted, workers)
+    witness = Witness(engine, trainer, loop.total)
+    return replace(loop, engine=witness), witness
+
+
+def _engine(loop: Loop, trainer: CanaryTrainer, planting: Planting, task: CanaryTask, workers: int) -> Engine:
+    if workers == 1:
+        return InProcess(trainer)
+    planted: Any = task
+    costs = expected_costs(planted, loop.recipe.local)
+    return Processes(partial(Planting.trainer, planting), workers, loop.total, trainer.part_size, costs)

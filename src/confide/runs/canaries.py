@@ -14,18 +14,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from confide.federated.bounding import Bounder
+from confide.build import make_task, user_weights
+from confide.federated.bounding import Bounder, bounder
 from confide.federated.cohort import PartTrainer, Tally
 from confide.federated.local import LocalTraining, Updates
-from confide.federated.parameters import Layout
+from confide.federated.parameters import Layout, flatten
 from confide.federated.task import Task
 from confide.randomness import generator
+from confide.recipe import Recipe
 
 _COORDINATES = 2048
 _LENGTH = 10.0
@@ -64,19 +67,21 @@ class Canaries:
         """Whether no two canaries share a coordinate."""
         return len(self.places) <= self.layout.size
 
-    @property
+    @cached_property
     def layers(self) -> Tensor:
         """Which tensor each coordinate lies in."""  # (canaries, coordinates)
         found: Tensor = torch.bucketize(self.places, torch.tensor(self.layout.sizes).cumsum(0), right=True)
         return found
 
+    @cached_property
     def norms(self) -> Tensor:
+        """Of each canary's update, for each tensor."""  # (canaries, layers)
         squares = torch.zeros(len(self.places), len(self.layout.names), dtype=torch.float64)
         return squares.scatter_add_(1, self.layers, self.values.square()).sqrt()
 
     def bounded(self, rule: Bounder) -> Tensor:
         """What each canary's update looks like once bounded."""  # (canaries, coordinates)
-        found: Tensor = self.values * rule.factors(self.norms()).gather(1, self.layers)
+        found: Tensor = self.values * rule.factors(self.norms).gather(1, self.layers)
         return found
 
 
@@ -92,7 +97,7 @@ class CanaryUpdates:
 
     def __post_init__(self) -> None:
         sends = self.canaries.included[self.which].double()[:, None]  # 1 or 0
-        self.norms = self.canaries.norms()[self.which] * sends
+        self.norms = self.canaries.norms[self.which] * sends
         self.losses = torch.zeros(len(self.which), dtype=torch.float64)
 
     def weighted_sum(self, factors: Tensor, into: Tensor) -> None:
@@ -102,18 +107,23 @@ class CanaryUpdates:
 
 
 class CanaryTask:
-    """A task with canaries after its own users. It is only ever asked for updates of its own."""
+    """A task with canaries after its own users, or in their place. It is only ever asked for updates of its own."""
 
-    def __init__(self, task: Task, count: int) -> None:
-        self.task, self.count = task, count
+    def __init__(self, task: Task, count: int, only: bool = False) -> None:
+        """`only`: whether nobody takes part but canaries."""
+        self.task, self.count, self.only = task, count, only
         self.name, self.metric = task.name, task.metric
 
     @property
     def examples(self) -> np.ndarray:
-        return np.concatenate([self.task.examples, np.ones(self.count, dtype=np.int64)])
+        planted = np.ones(self.count, dtype=np.int64)
+        return planted if self.only else np.concatenate([self.task.examples, planted])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.task, name)
+
+    def seconds(self, user: int) -> np.ndarray | None:
+        return self.task.seconds(user) if not self.only and user < len(self.task.examples) else None
 
     def initial_parameters(self) -> dict[str, Tensor]:
         return self.task.initial_parameters()
@@ -132,11 +142,9 @@ class Unbounded(Bounder):
 
 
 class CanaryTrainer(PartTrainer):
-    """Trains users as ever, adds the canaries' updates, and keeps apart what the auditor is allowed to know."""
+    """Trains users as ever, and adds the canaries' updates."""
 
     canaries: Canaries
-    known: Tensor
-    """The other users' share of the step's sum."""
     alone: bool = False
     """Whether only canaries send something. The others' share is subtracted anyway, and takes nearly all the time."""
     unbounded: bool = False
@@ -145,17 +153,55 @@ class CanaryTrainer(PartTrainer):
     def add_part(
         self, central: Tensor, users: np.ndarray, step: int, into: Tensor, bounds: Tensor | None = None
     ) -> Tally:
-        own = len(self.weights) - len(self.canaries.included)
-        real, planted = users[users < own], users[users >= own]
-        tally = Tally()
+        real, tally = users[users < self._own], Tally()
         if len(real) > 0 and not self.alone:
-            before = into.clone()
             tally.add(super().add_part(central, real, step, into, bounds))
-            self.known += into - before
-        if len(planted) > 0:
-            updates = CanaryUpdates(self.canaries, torch.from_numpy(planted - own), step)
-            rule = self.bounder.at(bounds)
-            if self.unbounded:
-                rule = Unbounded(**vars(rule))
-            tally.add(self._add(updates, planted, into, rule, bounds is not None))
+        elif len(real) > 0:
+            tally.add(Tally(users=len(real)))
+        tally.add(self.add_canaries(users, step, into, bounds))
         return tally
+
+    def add_canaries(self, users: np.ndarray, step: int, into: Tensor, bounds: Tensor | None = None) -> Tally:
+        """Add what the canaries among these users send, bounded and weighted."""
+        planted = users[users >= self._own]
+        if len(planted) == 0:
+            return Tally()
+        updates = CanaryUpdates(self.canaries, torch.from_numpy(planted - self._own), step)
+        rule = self.bounder.at(bounds)
+        if self.unbounded:
+            rule = Unbounded(**vars(rule))
+        return self._add(updates, planted, into, rule, bounds is not None)
+
+    @property
+    def _own(self) -> int:
+        """How many users are no canaries; these come first."""
+        return len(self.weights) - len(self.canaries.included)
+
+
+@dataclass(frozen=True)
+class Planting:
+    """What any process needs to train the users of an audited run, canaries included."""
+
+    recipe: str
+    """As JSON: that of the run with the canaries in it."""
+    canaries: int
+    only: bool
+    """Whether nobody takes part but canaries."""
+    alone: bool
+    unbounded: bool
+
+    def task(self, own: Task | None = None) -> CanaryTask:
+        """The run's task; `own` is the recipe's, where it was made already."""
+        wanted = Recipe.model_validate_json(self.recipe)
+        return CanaryTask(own or make_task(wanted.task, wanted.run.seed), self.canaries, self.only)
+
+    def trainer(self, task: CanaryTask | None = None) -> CanaryTrainer:
+        """What trains a part of a cohort. Every process plants the same canaries."""
+        wanted, planted = Recipe.model_validate_json(self.recipe), task or self.task()
+        parameters, seed = planted.initial_parameters(), wanted.run.seed
+        layout, like = Layout.of(parameters), flatten(parameters)
+        rule, weights = bounder(wanted.bounding, layout), user_weights(wanted.users, planted)
+        made = CanaryTrainer(planted, layout, wanted.local, rule, weights, seed, like)
+        made.canaries = Canaries.plant(layout, self.canaries, wanted.run.steps, rule.sensitivity, seed)
+        made.alone, made.unbounded = self.alone, self.unbounded
+        return made

@@ -1,0 +1,186 @@
+"""The audit of a deployment: a server and clients in processes of their own, over gRPC with TLS, on this machine.
+
+Everything is what `confide deploy` runs: keys, SuperLink, rounds, secure aggregation, the clients' own bounds and
+noise. Only the clients' training is replaced: every user of the federation is a canary, and answers with a canary's
+update. A client speaks for many of them, as a canary with a process of its own would take a machine for every hundred.
+
+Local trust is not audited here: there each message is a release by itself, which needs no network to be audited.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from confide.build import RemoteEngine
+from confide.deploy import keys
+from confide.deploy.client import TrainingClient
+from confide.deploy.deployment import LOG, check_deployable, remote_engine
+from confide.deploy.masked import Masked
+from confide.deploy.remote import Remote, Terms
+from confide.engines.engine import Engine, Traits
+from confide.errors import UserError
+from confide.federated.cohort import Tally
+from confide.federated.task import Task
+from confide.privacy.gaussian import Seeded
+from confide.privacy.ledger import Ledger
+from confide.privacy.mechanisms.distributed import top_up
+from confide.privacy.plan import Plan
+from confide.privacy.trust.own_noise import OwnNoise
+from confide.recipe import Recipe
+from confide.runs.audit import Audit, audit
+from confide.runs.broken import Break, BrokenSource, share_of
+from confide.runs.canaries import Planting
+
+_HOST = "127.0.0.1"
+_POLL, _PATIENCE = 0.03, 30.0
+
+
+def audit_deployed(
+    recipe: Recipe,
+    clients: int,
+    canaries: int | None = None,
+    watch: Callable[[int], None] | None = None,
+    *,
+    broken: Break | None = None,
+    task: Task | None = None,
+) -> Audit:
+    """Audit a recipe as a deployment with so many clients runs it."""
+    check_deployable(recipe)
+    if recipe.privacy.trust == "local":
+        raise UserError(
+            "privacy.trust=local: every message is a release by itself, which a network does not change; leave "
+            "--deployed out"
+        )
+    if recipe.users.weights != "uniform":
+        raise UserError("users.weights: the canaries of a deployed audit weigh the same; use uniform")
+    with tempfile.TemporaryDirectory(prefix="confide-audit-") as folder:
+
+        def deploy(planting: Planting) -> RemoteEngine:
+            def engine(wanted: Recipe, task: Task, plan: Plan) -> Engine:
+                crew = Crew(planting, clients, broken, Path(folder))
+                return Loopback(crew, wanted, task, plan)
+
+            return engine
+
+        return audit(recipe, canaries, watch, broken=broken, task=task, deploy=deploy)
+
+
+@dataclass(frozen=True)
+class Crew:
+    """The clients of an audited deployment."""
+
+    planting: Planting
+    clients: int
+    broken: Break | None
+    folder: Path
+    """For keys and the log of the SuperLink."""
+
+
+class Loopback:
+    """An engine that brings its clients along, and ends them when it is closed."""
+
+    def __init__(self, crew: Crew, wanted: Recipe, task: Task, plan: Plan) -> None:
+        from confide.deploy.superlink import Address, SuperLink, free_port
+
+        users, secrets = len(plan.weights), crew.folder / "keys"
+        federation = keys.make(secrets, min(crew.clients, users), [_HOST], users)
+        address, self.clients = Address(_HOST, free_port()), list[BaseProcess]()
+        link = SuperLink(address, secrets, federation, crew.folder / LOG)
+        try:
+            for node in federation.nodes:
+                given = ClientStart(crew.planting, node.users, str(address), secrets, node.name, crew.broken)
+                self.clients.append(get_context("spawn").Process(target=_answer, args=(given,), daemon=True))
+                self.clients[-1].start()
+        except BaseException:
+            link.close()
+            self._end()
+            raise
+        terms = Terms(deadline=120, join=120, poll=_POLL)
+        try:
+            self.remote: Remote = remote_engine(wanted, task, plan, link, link.registry, terms, users)
+        except BaseException:  # which has closed the link
+            self._end()
+            raise
+        if isinstance(self.remote, Masked) and crew.broken is not None:
+            self.remote.added = _broken_top_up(crew.broken, plan.cohort_size)
+
+    @property
+    def traits(self) -> Traits:
+        return self.remote.traits
+
+    def train(
+        self, central: Tensor, cohort: np.ndarray, step: int, total: Tensor, bounds: Tensor | None = None
+    ) -> Tally:
+        return self.remote.train(central, cohort, step, total, bounds)
+
+    def close(self) -> None:
+        self.remote.close()
+        self._end()
+
+    def _end(self) -> None:
+        for process in self.clients:
+            process.terminate()
+        for process in self.clients:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+
+
+def _broken_top_up(kind: Break, expected: int) -> Callable[[float, int, int], float]:
+    """The server's own noise, broken as `runs/broken.py` breaks the whole."""
+    if kind == "cohort-variance":
+        return lambda scale, least, arrived: scale * math.sqrt(least * arrived / (expected // 2 + 1))
+    return lambda scale, least, arrived: share_of(kind) * top_up(scale, least, arrived)
+
+
+@dataclass(frozen=True)
+class ClientStart:
+    """What a client's process is started with."""
+
+    planting: Planting
+    users: tuple[int, ...]
+    server: str
+    keys: Path
+    name: str
+    broken: Break | None
+
+
+def _answer(given: ClientStart) -> None:
+    """The life of a client whose users are canaries."""
+    import torch
+
+    from confide.deploy.node import Access, serve
+    from confide.deploy.superlink import Address
+
+    torch.set_num_threads(1)
+    wanted, planted = Recipe.model_validate_json(given.planting.recipe), given.planting.task()
+    task: Task = planted
+    member = TrainingClient(wanted, task, given.users)
+    member.trainer = given.planting.trainer(planted)
+    if member.noise is not None and given.broken is not None:
+        member.noise = BrokenNoise(member.noise, given.broken)
+    access = Access(Address.parse(given.server), given.keys / keys.CA, given.keys / given.name)
+    serve(access, member.answer, _PATIENCE, _POLL, lambda text: None)
+
+
+class BrokenNoise(OwnNoise):
+    """A client's noise, broken on purpose where it is drawn."""
+
+    def __init__(self, honest: OwnNoise, kind: Break) -> None:
+        super().__init__(honest.terms, honest.bound, honest.state)
+        self.kind = kind
+
+    def plan_for(self, population: int) -> tuple[Plan, Ledger]:
+        plan, book = super().plan_for(population)
+        share = share_of(self.kind)
+        source = BrokenSource(Seeded(plan.seed), lambda: share, self.kind == "same-noise")
+        return replace(plan, source=source), book
