@@ -20,6 +20,7 @@ from confide.federated.chain import ranks_of
 from confide.federated.local import LocalTraining, PlainTrainer, Updates
 from confide.federated.low_rank import LowRankTrainer
 from confide.federated.measures import ACCURACY, Measures
+from confide.federated.one_pass import OnePassTrainer, users_at_once
 from confide.federated.parameters import Layout
 from confide.federated.task import Task
 
@@ -68,7 +69,7 @@ def parts(cohort: np.ndarray, size: int) -> Iterator[np.ndarray]:
 def part_size(task: Task, local: LocalTraining, layout: Layout) -> int:
     """Users in a part: one for plain training, which balances best, but more for a large model, as sums take time."""
     ranks = ranks_of(task, local, layout)
-    together = task.users_at_once(local) or (ranks.users_at_once() if ranks else 0)
+    together = task.users_at_once(local) or (ranks.users_at_once() if ranks else users_at_once(task, local, layout))
     return together or (1 if layout.size < _LARGE_MODEL else 4)
 
 
@@ -85,6 +86,8 @@ class PartTrainer:
         self.plain = PlainTrainer(task, layout, local, seed, like)
         ranks = ranks_of(task, local, layout)
         self.low_rank = None if ranks is None else LowRankTrainer(task, ranks, layout, seed)
+        at_once = users_at_once(task, local, layout)
+        self.one_pass = OnePassTrainer(task, layout, local, seed) if at_once else None
         self.part_size = part_size(task, local, layout)
 
     def add_part(
@@ -103,7 +106,7 @@ class PartTrainer:
         return tally
 
     def _updates(self, central: Tensor, users: np.ndarray, step: int) -> Iterator[tuple[np.ndarray, Updates]]:
-        """Train by the task's own short cut; else in low rank those users where that is cheaper, the others plainly."""
+        """Train by the task's own short cut; else in one pass, or in low rank those users where that is cheaper."""
         if self.device.type == "cpu":  # where the tasks that have one keep their data
             fast = self.task.fast_updates(self.layout.views(central), users, self.local, self.local.rate(step))
             if fast is not None:
@@ -113,6 +116,9 @@ class PartTrainer:
             few = np.array([self.low_rank.ranks.takes(int(user)) for user in users], dtype=bool)
             yield from self.low_rank.updates(central, users[few], step)
             users = users[~few]
+        elif self.one_pass is not None:
+            yield users, self.one_pass.updates(central, users, step)
+            return
         for user in users:
             yield np.array([user]), self.plain.update(central, int(user), step)
 

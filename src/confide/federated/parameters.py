@@ -95,6 +95,10 @@ class Layout:
         stretches = ((bisect_right(ends, start), start, stop) for start, stop in pairwise(cuts))
         return [list(group) for _, group in groupby(stretches, lambda stretch: stretch[1] // _CHUNK)]
 
+    def norms_above(self, flat: Tensor) -> Tensor:
+        """The norm of each tensor as `difference` takes it: quickly, and never too small."""  # (layers,)
+        return torch.tensor([_square(piece) for piece in self.pieces(flat)], dtype=torch.float64).sqrt()
+
     def norms(self, flat: Tensor) -> Tensor:
         """The Euclidean norm of each tensor, in double precision."""  # (layers,)
         return torch.tensor([exact_norm(p) for p in self.pieces(flat)], dtype=torch.float64)

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from confide.federated.taps import Derived, add_linear, layer_norm, linear
 from confide.settings import Section
 
 FRAME_SECONDS = 0.01  # a step of the features
@@ -134,10 +135,12 @@ def forward(
     features: Tensor,  # (batch, frames, mels)
     lengths: Tensor,  # (batch,) valid frames
     randomness: torch.Generator | None,
+    shifts: Tensor | None = None,  # (batch,) seconds
 ) -> tuple[Tensor, Tensor]:
     """Float32 logits (batch, frames // stride, tokens) and how many of each utterance's frames are valid.
 
     `randomness` is for training: dropout, layer drop and shifted positions. Without it the answer is deterministic.
+    `shifts` are given where utterances of several users come together, each with the shift that its user has drawn.
     Frames beyond an utterance's length have no influence. A batch shorter than the stride still gives one frame, with
     valid lengths of 0, so that its loss has a gradient (of zero).
     """
@@ -150,7 +153,9 @@ def forward(
     if dropout and randomness is not None:
         mask, keep = _mask(x.shape, dropout, randomness)
         x = x * mask.to(x.device) / keep
-    x = (x + _positions(settings, out_lengths, frames, randomness).to(dtype)).view(batch * frames, width)
+    if randomness is not None and settings.cape_shift:
+        shifts = cape_shifts(settings, batch, randomness)
+    x = (x + _positions(settings, out_lengths, frames, shifts).to(dtype)).view(batch * frames, width)
 
     # A block's masks come from a generator of its own, so that recomputing it draws the same ones.
     seeds, dropped = [0] * settings.layers, [False] * settings.layers
@@ -171,15 +176,20 @@ def forward(
             x = _block(*arguments)
     if settings.norm == "pre":
         x = _layer_norm(parameters, "norm", x)
-    logits = functional.linear(x, parameters["head.weight"].to(dtype), parameters["head.bias"].to(dtype))
+    logits = linear(parameters, x, "head.weight", "head.bias")
     return logits.float().view(batch, frames, settings.tokens), out_lengths
 
 
 def ctc_loss(logits: Tensor, out_lengths: Tensor, targets: Tensor, target_lengths: Tensor) -> Tensor:
     """Mean over utterances of -log p(target), not divided by its length; a target too long for its frames adds zero."""
+    return ctc_losses(logits, out_lengths, targets, target_lengths).sum() / logits.shape[0]
+
+
+def ctc_losses(logits: Tensor, out_lengths: Tensor, targets: Tensor, target_lengths: Tensor) -> Tensor:
+    """Of each utterance, -log p(target), or zero."""  # (batch,)
     log_probs = functional.log_softmax(logits.float(), dim=-1).transpose(0, 1)  # (frames, batch, tokens)
     lengths = out_lengths, target_lengths
-    return functional.ctc_loss(log_probs, targets, *lengths, reduction="sum", zero_infinity=True) / logits.shape[0]
+    return functional.ctc_loss(log_probs, targets, *lengths, reduction="none", zero_infinity=True)
 
 
 def _strided_frames(
@@ -202,21 +212,30 @@ def _strided_frames(
     padded[:, before : before + frames, :mels] = values
     padded[:, before : before + frames, mels:] = valid
     padded = padded.to(dtype)
-    weight = parameters["conv.weight"].to(dtype)  # (2 width, kernel, mels)
-    scale, bias = parameters["utterance.scale"].to(dtype), parameters["utterance.bias"].to(dtype)
-    folded = torch.cat([weight * scale, weight.sum(dim=2, keepdim=True) * bias], dim=2).flatten(1)
     steps = (padded.stride(0), stride * channels, 1)  # the kernel's frames lie side by side
     windows = padded.as_strided((batch, out_frames, kernel * channels), steps)
-    return functional.glu(functional.linear(windows, folded, parameters["conv.bias"].to(dtype)), dim=-1)
+    return functional.glu(linear(parameters, windows, _FOLDED, "conv.bias"), dim=-1)
 
 
-def _positions(settings: ModelSettings, out_lengths: Tensor, frames: int, randomness: torch.Generator | None) -> Tensor:
+def _fold(weight: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    """The kernel with the norm's scale and bias in it."""  # (2 width, kernel x (mels + 1))
+    return torch.cat([weight * scale, weight.sum(dim=2, keepdim=True) * bias], dim=2).flatten(1)
+
+
+_FOLDED = Derived(_fold, ("conv.weight", "utterance.scale", "utterance.bias"))
+
+
+def cape_shifts(settings: ModelSettings, batch: int, randomness: torch.Generator) -> Tensor:
+    """Draw how far the positions of each utterance are shifted, in seconds."""  # (batch,)
+    return (2 * torch.rand(batch, generator=randomness, device=randomness.device) - 1) * settings.cape_shift
+
+
+def _positions(settings: ModelSettings, out_lengths: Tensor, frames: int, shifts: Tensor | None) -> Tensor:
     """CAPE: sines and cosines, in turn, of seconds from the utterance's middle."""  # (batch, frames, width)
     device, step = out_lengths.device, FRAME_SECONDS * settings.stride
     start = (out_lengths - 1) * (-0.5 * step)  # (batch,)
-    if randomness is not None and settings.cape_shift:
-        uniform = torch.rand(len(out_lengths), generator=randomness, device=randomness.device).to(device)
-        start = start + (2 * uniform - 1) * settings.cape_shift
+    if shifts is not None:
+        start = start + shifts.to(device)
     seconds = start[:, None] + torch.arange(frames, device=device) * step  # (batch, frames)
     index = torch.arange(settings.width, device=device)
     rates = CAPE_SCALE * torch.exp((index // 2) * (-2 * math.log(CAPE_BASE) / settings.width))
@@ -255,8 +274,7 @@ def _attention(
 ) -> Tensor:  # fmt: skip
     """residual + wf(attention(x)), with dropout on the probabilities."""
     size = settings.width // settings.heads
-    wqkv = parameters[f"{name}.attention.wqkv"].to(x.dtype)
-    qkv = functional.linear(x, wqkv).view(batch, -1, 3, settings.heads, size)
+    qkv = linear(parameters, x, f"{name}.attention.wqkv").view(batch, -1, 3, settings.heads, size)
     query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each (batch, heads, frames, size)
     scale = 1.0
     if masks is None:
@@ -267,7 +285,7 @@ def _attention(
         mask, keep = _mask(probabilities.shape, settings.dropout, masks)
         mixed, scale = (probabilities * mask) @ value, 1 / keep
     mixed = mixed.transpose(1, 2).reshape(residual.shape)
-    return torch.addmm(residual, mixed, parameters[f"{name}.attention.wf"].to(x.dtype).T, alpha=scale)
+    return add_linear(parameters, residual, mixed, f"{name}.attention.wf", scale)
 
 
 def _mlp(
@@ -275,16 +293,15 @@ def _mlp(
     masks: torch.Generator | None,
 ) -> Tensor:  # fmt: skip
     """residual + w2(dropout(relu(w1 x))); the last product applies dropout's factor."""
-    hidden, scale = functional.linear(x, parameters[f"{name}.mlp.w1"].to(x.dtype)).relu_(), 1.0
+    hidden, scale = linear(parameters, x, f"{name}.mlp.w1").relu_(), 1.0
     if masks is not None:
         mask, keep = _mask(hidden.shape, settings.dropout, masks)
         hidden, scale = hidden * mask, 1 / keep
-    return torch.addmm(residual, hidden, parameters[f"{name}.mlp.w2"].to(x.dtype).T, alpha=scale)
+    return add_linear(parameters, residual, hidden, f"{name}.mlp.w2", scale)
 
 
 def _layer_norm(parameters: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
-    scale, bias = parameters[f"{name}.scale"].to(x.dtype), parameters[f"{name}.bias"].to(x.dtype)
-    return functional.layer_norm(x, x.shape[-1:], scale, bias, EPS_LAYER)
+    return layer_norm(parameters, x, f"{name}.scale", f"{name}.bias", EPS_LAYER)
 
 
 def _mask(shape: torch.Size, dropout: float, randomness: torch.Generator) -> tuple[Tensor, float]:

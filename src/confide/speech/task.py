@@ -10,7 +10,7 @@ optimiser. `start` names the seed model: a finished run, or a file of tensors, f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
@@ -22,11 +22,13 @@ from torch import Tensor
 
 from confide.errors import UserError, require
 from confide.federated.items import Items
+from confide.federated.local import LocalTraining
+from confide.federated.one_pass import Pass
 from confide.federated.start import load_start
 from confide.federated.task import BasicTask
 from confide.files import digest
 from confide.randomness import generator
-from confide.speech import model
+from confide.speech import model, together
 from confide.speech.augment import augment
 from confide.speech.corpora import read_corpus
 from confide.speech.corpus import Corpus, Skipped, count_by_reason
@@ -112,6 +114,15 @@ class Speech(BasicTask):
         randomness = torch.Generator().manual_seed(int(seed))
         logits, out_lengths = model.forward(self.model, parameters, features, lengths, randomness)
         return model.ctc_loss(logits, out_lengths, targets, sizes)
+
+    def users_in_one_pass(self, local: LocalTraining) -> int:
+        return together.users_at_once(self, self.model, local)
+
+    def passes(self, batches: Sequence[tuple[Tensor, ...]]) -> Iterator[Pass]:
+        return together.passes(self.model, batches)
+
+    def losses(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
+        return together.losses(self.model, parameters, batch)
 
     def evaluate(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
         """Error rates in percent by greedy decoding of the test corpus, and the mean loss."""
