@@ -15,6 +15,8 @@ import pytest
 from pydantic import ValidationError
 
 from confide.errors import UserError
+from confide.privacy.plan import make_plan
+from confide.recipe import load
 from confide.speech.corpora.listing import decode_all
 from confide.speech.corpora.population import PopulationSettings, Spoken
 from confide.speech.corpus import SAMPLE_RATE, Corpus, read_audio
@@ -22,6 +24,7 @@ from confide.speech.features import FeatureSettings, frame_count, log_mel
 from confide.speech.grammar import DIGITS
 from confide.speech.personas import Crowd
 from confide.speech.pool import PoolSettings, base_voice, open_pool, voice_pairs
+from confide.speech.settings import SpeechSettings
 from confide.speech.store import open_store
 from confide.speech.tokens import Tokens
 
@@ -97,10 +100,10 @@ def test_no_base_voice_is_in_two_parts() -> None:
 
 
 def test_base_voices_take_turns_and_differ_in_pitch_and_rate() -> None:
-    settings = PoolSettings("en", "seed", 50, tuple(WORDS))
+    settings = PoolSettings("de", "seed", 50, tuple(WORDS))
     voices = [base_voice(settings, number) for number in range(50)]
     used = [(voice.accent, voice.variant) for voice in voices]
-    assert all(used.count(pair) == 10 for pair in voice_pairs("en", "seed"))
+    assert all(used.count(pair) == 10 for pair in voice_pairs("de", "seed"))
     assert len({(voice.pitch, voice.rate) for voice in voices}) > 45
 
 
@@ -253,3 +256,38 @@ def test_statistics_of_a_population_are_listed(command: Callable[..., tuple[int,
     assert code == 0
     assert "population-train: 500 speakers" in out
     assert "1,000 utterances used, 0 skipped" in out
+
+
+# The recipes
+
+
+def test_the_recipe_is_private_as_it_is_trained_and_tested_on_other_people() -> None:
+    recipe, seed = load("speech/population/private"), load("speech/population/seed")
+    everybody = np.full(20_000, 1 / 20_000)
+    plan = make_plan(recipe.privacy, recipe.sampling, everybody, bound=1.0, steps=recipe.run.steps, seed=0)
+    assert plan.epsilon(recipe.run.steps) <= 8
+    assert recipe.privacy.delta is not None
+    assert recipe.privacy.delta < 1 / 20_000
+    assert isinstance(recipe.task, SpeechSettings)
+    assert isinstance(seed.task, SpeechSettings)
+    assert isinstance(recipe.task.corpus, PopulationSettings)
+    assert isinstance(recipe.task.test, PopulationSettings)
+    assert (recipe.task.corpus.people, recipe.sampling.cohort, recipe.run.steps) == (20_000, 500, 60)
+    parts = [s.part for s in (recipe.task.corpus, recipe.task.test, seed.task.corpus, seed.task.test)
+             if isinstance(s, PopulationSettings)]  # fmt: skip
+    assert parts == ["train", "test", "seed", "validation"], "settings are chosen on people who are not tested on"
+
+
+def test_the_recipe_trains_on_a_handful(
+    command: Callable[..., tuple[int, str, str]], cache: Path, tmp_path: Path
+) -> None:
+    few = [
+        f"task.{part}.{key}" for part in ("corpus", "test") for key in (f"words={WORDS}", "voices=12", f"cache={cache}")
+    ]
+    few += ["task.start=null", "task.corpus.people=40", "task.test.people=6", "sampling.cohort=8", "run.steps=2"]
+    few += ["final.count=2", "evaluation.every=2"]
+    code, out, err = command(
+        "train", "speech/population/private", "--out", tmp_path / "run", *(w for s in few for w in ("--set", s))
+    )
+    assert code == 0, err
+    assert "epsilon" in out

@@ -121,6 +121,14 @@ def pairs(language: Language, population: Population) -> tuple[tuple[str, str], 
     return tuple(pair for pair in everything if (hashes[pair] % _TEST_SHARE == 0) == (population == "test"))
 
 
+@cache
+def public_pairs(language: Language) -> tuple[tuple[str, str], ...]:
+    """The seed's accent with every variant, less what users or test speakers have (German has one accent only)."""
+    everything = product(_ACCENTS[language]["seed"], (*_VARIANTS["seed"], *_VARIANTS["users"]))
+    taken = {*pairs(language, "federated"), *pairs(language, "test")}
+    return tuple(pair for pair in everything if pair not in taken)
+
+
 def draw_voice(settings: SyntheticSettings, number: int) -> Voice:
     """The voice of one speaker."""
     draw = generator(settings.seed, f"{_purpose(settings)}/voice", user=number)
