@@ -35,6 +35,7 @@ from confide.privacy.plan import Plan, make_plan
 from confide.recipe import Recipe, Users
 from confide.run import Loop
 from confide.settings import named_code
+from confide.unit import DEVICE
 
 RemoteEngine = Callable[[Recipe, Task, Plan], Engine]
 """Makes the engine of a deployment."""
@@ -90,7 +91,7 @@ def make_loop(
     )  # fmt: skip
     engine = _engine(recipe, task, plan, layout, like, workers, here, remote)
     try:
-        header = ledger_header(recipe, plan, task, secret())
+        header = ledger_header(recipe, plan, task, secret(), deployed=remote is not None)
         ledger = Ledger.create(None, header) if open_ledger is None else open_ledger(header)
     except BaseException:
         engine.close()
@@ -142,8 +143,11 @@ def measures_of(recipe: Recipe) -> Measures:
     return Measures({} if recipe.privacy.metrics is None else recipe.privacy.metrics.bounds)
 
 
-def ledger_header(recipe: Recipe, plan: Plan, task: Task, key: bytes) -> dict[str, Any]:
+def ledger_header(recipe: Recipe, plan: Plan, task: Task, key: bytes, deployed: bool = False) -> dict[str, Any]:
     """Make the first line of the ledger: what the run is, and keyed digests of what it was made from."""
+    # The server of a deployment cannot see whose data a client holds.
+    unit = recipe.users.named(DEVICE if deployed and recipe.task.unit.origin == "found" else recipe.task.unit)
+    words = plan.mechanism.words(recipe.privacy)
     return {
         "inputs": seal(dict(task.fingerprint) | code_digests(recipe), key),
         **({"inputs_keyed": True} if key else {}),
@@ -157,6 +161,9 @@ def ledger_header(recipe: Recipe, plan: Plan, task: Task, key: bytes) -> dict[st
         "noise_source": recipe.privacy.source,
         "for_release": not plan.source.repeatable,
         "trust": recipe.privacy.trust,
+        "unit": unit.model_dump(),
+        "sampler": plan.sampler,
+        **({"words": words} if words else {}),
         "begins_elsewhere": task.begins_elsewhere,
     }
 

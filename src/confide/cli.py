@@ -17,6 +17,7 @@ from confide.commands import (
     diagnose,
     encoder,
     evaluate,
+    guarantee,
     ledger,
     plan,
     recipe,
@@ -44,7 +45,7 @@ Start here:
   confide demo                                   private speech recognition, from nothing (a few minutes)
   confide recipe list                            what can be run
   confide train convex/digits --out runs/digits  run it (about 10 s)
-  confide ledger runs/digits                     what privacy it spent
+  confide guarantee runs/digits                  what it promises, to whom and against whom
   confide diagnose runs/digits                   what holds it back, and what to change
   confide ui runs                                plan, look at runs and try models in a browser
   confide audit convex/digits                    try to disprove the guarantee
@@ -53,9 +54,9 @@ Start here:
 )
 # In the order of `confide --help`.
 for command in (
-    bench.bench, train.train, train.demo, train.resume, ledger.ledger, audit.audit, reproduce.reproduce, report.report,
-    report.compare, report.watch, diagnose.diagnose, evaluate.evaluate, transcribe.transcribe, retrieval.retrieve,
-    retrieval.answer, ui.ui,
+    bench.bench, train.train, train.demo, train.resume, guarantee.guarantee, ledger.ledger, audit.audit,
+    reproduce.reproduce, report.report, report.compare, report.watch, diagnose.diagnose, evaluate.evaluate,
+    transcribe.transcribe, retrieval.retrieve, retrieval.answer, ui.ui,
 ):  # fmt: skip
     app.command()(command)
 for name, group in {"plan": plan, "corpus": corpus, "encoder": encoder, "deploy": deploy, "recipe": recipe}.items():

@@ -27,12 +27,13 @@ from confide.federated.final import Final
 from confide.federated.local import LocalTraining
 from confide.federated.optimisers import Optimiser
 from confide.federated.task import TaskSection
-from confide.privacy.mechanisms import Asked, Privacy, refusals
+from confide.privacy.mechanisms import PYTHON, Asked, Privacy, mechanism_of, refusals
 from confide.privacy.sampling import Sampling
 from confide.retrieval.head import HeadSettings
 from confide.retrieval.settings import RetrievalSettings
 from confide.settings import Section, nearest, read_override, read_yaml, to_yaml, validate
 from confide.speech.settings import SpeechSettings
+from confide.unit import Unit, UnitName
 from confide.workloads.tasks import MlpSettings, SpeechClientSettings, VectorSettings
 
 TaskSettings = Annotated[
@@ -48,17 +49,37 @@ class Users(Section):
     weights: Literal["uniform", "examples"] | tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = Field(
         "uniform", description="uniform: 1/K each; examples: by the number of examples; or a list, scaled to sum 1"
     )
-    # Left out of a dump where it is false, so that recipes from before it was there keep their digest.
+    # Left out of a dump where they are not used, so that recipes from before they were there keep their digest.
     public: bool = Field(
         False, exclude_if=lambda value: not value,
         description="whether everybody may know how many examples each user has; a guarantee with weights: examples "
         "takes that as given",
     )  # fmt: skip
 
+    unit: UnitName | None = Field(
+        None, exclude_if=lambda value: value is None,
+        description="what one user is, where the task cannot tell or its users are not people: device, patient, share "
+        "of pooled utterances; a guarantee is stated for this unit",
+    )  # fmt: skip
+    person: bool | None = Field(
+        None, exclude_if=lambda value: value is None,
+        description="whether one user is one person; where data were dealt at random it cannot be",
+    )  # fmt: skip
+
     @property
     def declared_public(self) -> bool:
         """Whether the weights follow from the users' data, and the recipe says that these may be known."""
         return self.weights == "examples" and self.public
+
+    def named(self, unit: Unit) -> Unit:
+        """What one user is, where the task says `unit`. Data that were dealt at random are nobody's own."""
+        if self.unit is None and self.person is None:
+            return unit
+        mixed = unit.origin in ("dealt", "made-up")
+        person = unit.person if self.person is None else self.person
+        return Unit(
+            name=self.unit or unit.name, person=person and not mixed, origin=unit.origin if mixed else "declared"
+        )
 
 
 class Evaluation(Section):
@@ -108,6 +129,11 @@ class Recipe(Section):
     def asked(self) -> Asked:
         """What the recipe asks of its mechanism."""
         return _asked(self.task, self.users, self.sampling, self.privacy, self.bounding)
+
+    @property
+    def unit(self) -> Unit:
+        """What one user is: what a guarantee protects."""
+        return self.users.named(self.task.unit)
 
     def is_evaluated(self, step: int) -> bool:
         """Whether the central model is evaluated after this step, counted from 1."""
@@ -290,6 +316,26 @@ def _check_weights(task: TaskSection, users: Users) -> list[str]:
     return []
 
 
+def _check_unit(task: TaskSection, users: Users, privacy: Privacy, bounding: Bounding) -> list[str]:
+    unit = task.unit
+    if users.person and unit.origin in ("dealt", "made-up"):
+        return [f"users.person=true: a user of this task is a {unit.name}, and no person; leave it out"]
+    if unit.origin != "dealt" or users.unit is not None or not _promises(privacy, bounding):
+        return []
+    return [
+        f"users.unit: required with a guarantee here. Data are dealt to users at random, so a user is no person but a "
+        f"{unit.name}; give people their own data back, or say for what the guarantee is, as in "
+        f"--set 'users.unit={unit.name}'"
+    ]
+
+
+def _promises(privacy: Privacy, bounding: Bounding) -> bool:
+    """Whether a run would state a guarantee; what cannot be read is refused elsewhere."""
+    if privacy.mechanism == PYTHON:
+        return True
+    return mechanism_of(privacy, bounding.follows).guaranteed
+
+
 def _check_retrieval(task: Any, local: LocalTraining) -> list[str]:
     if not isinstance(task, RetrievalSettings):
         return []
@@ -318,4 +364,5 @@ _CHECKS: list[tuple[tuple[str, ...], Callable[..., list[str]]]] = [
     (("final", "evaluation", "run"), _check_lengths),
     (("task", "users"), _check_weights),
     (("task", "local"), _check_retrieval),
+    (("task", "users", "privacy", "bounding"), _check_unit),
 ]

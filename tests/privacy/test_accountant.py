@@ -18,7 +18,7 @@ from confide.errors import UserError
 from confide.privacy.accountant import PLD_DELTA, Accountant, accountant_used, epsilon, noise_multiplier, shown
 from confide.privacy.events import Event, Sampler
 from confide.privacy.ledger import Entry
-from confide.privacy.trust.server_view import ServerView, most_draws, server_view
+from confide.privacy.trust.server_view import ServerView, left_of_server, most_draws, server_view
 
 # A property holds on a busy machine as well.
 CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -472,8 +472,7 @@ def test_the_server_is_held_off_by_as_many_gaussians_as_a_user_sent(sampler: Sam
     for retries in (0, 2):
         kind: Accountant = "rdp" if sampler == "fixed" else "pld"
         seen = server_view(entries + entries[:1] * retries, 1e-5, kind)
-        releases, spent = seen.releases, seen.server
-        assert seen.with_client > seen.server, "a client knows its share of the noise"
+        releases, spent = seen.releases, seen.epsilon
         assert releases == most + retries
         exact = dp_accounting.get_epsilon_gaussian(3.0 / half / math.sqrt(most + retries), 1e-5 - more)
         assert spent == pytest.approx(exact, rel=0.12 if sampler == "fixed" else 2e-3)
@@ -482,8 +481,8 @@ def test_the_server_is_held_off_by_as_many_gaussians_as_a_user_sent(sampler: Sam
 
 def test_the_server_is_not_held_off_without_noise_and_learns_nothing_from_nothing() -> None:
     bare = Event("poisson", 0.2, 40, 200, 0.0, 1.0)
-    assert server_view([Entry(0, 0, "", bare)], 1e-5, "pld") == ServerView(1, math.inf, math.inf)
-    assert server_view([], 1e-5, "pld") == ServerView(0, 0.0, 0.0)
+    assert server_view([Entry(0, 0, "", bare)], 1e-5, "pld") == ServerView(1, math.inf)
+    assert server_view([], 1e-5, "pld") == ServerView(0, 0.0)
 
 
 def test_the_server_is_charged_at_the_largest_rate_of_the_ledger() -> None:
@@ -492,10 +491,10 @@ def test_the_server_is_charged_at_the_largest_rate_of_the_ledger() -> None:
     entries = [Entry(step, 0, "", rare if step < 3 else common) for step in range(40)]
     seen = server_view(entries, 1e-5, "pld")
     assert seen.releases > 25
-    assert seen.server > 1.5 * server_view([Entry(s, 0, "", rare) for s in range(40)], 1e-5, "pld").server
+    assert seen.epsilon > 1.5 * server_view([Entry(s, 0, "", rare) for s in range(40)], 1e-5, "pld").epsilon
 
 
 def test_a_client_that_helps_the_server_leaves_half_of_the_variance() -> None:
     entries = [Entry(step, 0, "", everyone(4.0)) for step in range(20)]
-    seen = server_view(entries, 1e-5, "pld")
-    assert seen.with_client == pytest.approx(epsilon([everyone(4.0 / math.sqrt(2))] * 20, 1e-5, "pld"), rel=1e-6)
+    seen = server_view(entries, 1e-5, "pld", left_of_server(1))
+    assert seen.epsilon == pytest.approx(epsilon([everyone(4.0 / math.sqrt(2))] * 20, 1e-5, "pld"), rel=1e-6)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from confide import recipe
 from confide.federated import items
 from confide.federated.items import Items
-from confide.privacy import planner
+from confide.privacy import planner, wording
 from confide.privacy.accountant import shown
 from confide.report import headline
 from confide.report.page import write_report
@@ -204,14 +204,14 @@ def test_a_run_that_is_private_enough_needs_no_more_users() -> None:
 
 @given(st.floats(0, 1000), st.floats(1e-12, 1e-3))
 def test_a_guess_is_better_than_a_coin_and_never_better_than_certain(epsilon: float, delta: float) -> None:
-    assert 0.5 <= headline.guess(epsilon, delta) <= 1
-    assert headline.guess(epsilon, delta) <= headline.guess(epsilon + 0.1, delta)
+    assert 0.5 <= wording.guess(epsilon, delta) <= 1
+    assert wording.guess(epsilon, delta) <= wording.guess(epsilon + 0.1, delta)
 
 
 def test_the_best_guess_at_epsilon_zero_is_a_coin_and_its_sentence_rounds_up() -> None:
-    assert headline.guess(0, 0) == 0.5
-    assert "at most 73.2 %" in headline.meaning(1.0, 1e-9)  # e / (1 + e) is 73.106 %
-    assert "protects nobody" in headline.meaning(20.0, 1e-9)
+    assert wording.guess(0, 0) == 0.5
+    assert "at most 73.2 %" in wording.meaning(1.0, 1e-9)  # e / (1 + e) is 73.106 %
+    assert "protects nobody" in wording.meaning(20.0, 1e-9)
 
 
 def test_distributed_trust_is_not_said_to_hide_the_cohort_from_the_server(tmp_path: Path, no_figures: None) -> None:

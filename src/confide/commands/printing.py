@@ -69,9 +69,7 @@ def print_summary(summary: dict[str, Any], out: Path, as_json: bool) -> None:
     if as_json:
         print_json(summary)
         return
-    print_table((), _summary_rows(summary), title=f"{summary['task']}, seed {summary['seed']}")
-    if summary["mechanism"] == "car adaptive":
-        print(f"{summary['guarantee']}; no epsilon is stated")
+    print_table((), _summary_rows(summary, out), title=f"{summary['task']}, seed {summary['seed']}")
     print(f"model, ledger and page: {out}/model.safetensors, {out}/ledger.jsonl, {out}/report.html")
 
 
@@ -85,27 +83,29 @@ def _warn_of_large_delta(summary: dict[str, Any]) -> None:
         )
 
 
-def _summary_rows(summary: dict[str, Any]) -> Iterable[Row]:
+def _summary_rows(summary: dict[str, Any], out: Path) -> Iterable[Row]:
     from confide.privacy.accountant import shown
-    from confide.privacy.mechanisms.base import AS_PUBLIC, NOT_COVERED
-    from confide.privacy.trust.server_view import against_server
+    from confide.runs.stated import stated
 
     for name, value in summary["metrics"].items():
         yield name, number(value)
     for name, value in summary["metrics_mean_of_last"].items():
         yield f"{name}, mean of the last steps", number(value)
-    if summary["epsilon"] is None:
-        yield "privacy", summary.get("guarantee", "none: no guarantee")
+    found = stated(out, curve=False)
+    if found.epsilon is None:
+        yield "privacy", found.said
     else:
-        yield "epsilon", f"{shown(summary['epsilon'])} at delta {summary['delta']:g}"
-        if "epsilon_server" in summary:
-            yield "against the server", against_server(summary)
-        if summary.get("begins_elsewhere"):
-            yield "not covered", NOT_COVERED
-        if "public_weights" in summary:
-            yield "taken as public", AS_PUBLIC
-        yield "accounted by", f"{summary['accountant'].upper()}, {summary['sampler']}, {summary['adjacency']}"
-        yield "noise", f"multiplier {number(summary['noise_multiplier'])}, {summary['noise_source']}"
+        yield "epsilon", f"{shown(found.epsilon)} at delta {found.delta:g}"
+        yield "for every", f"{found.unit.name}. {found.unit.said}"
+        if found.trust == "distributed":
+            yield "against others", found.said_of_others
+        for what in found.own_gaps:
+            yield "not covered", what
+        for what in found.own_public:
+            yield "taken as public", what
+        sampler = "" if found.sampler is None else f", {found.sampler.done or found.sampler.assumed}"
+        yield "accounted by", f"{found.accountant.upper()}{sampler}, {found.adjacency}"
+        yield "noise", f"multiplier {number(summary['noise_multiplier'])}, {found.noise.source}"
     for reason, count in summary.get("skipped", {}).items():
         yield f"left out: {reason}", str(count)
     yield "central steps", f"{summary['steps']} in {summary['seconds']:.1f} s"

@@ -30,6 +30,7 @@ from confide.federated.task import BasicTask, Task, TaskSection
 from confide.files import digest
 from confide.randomness import generator
 from confide.settings import LocalPath
+from confide.unit import Unit
 
 
 class LogisticSettings(TaskSection):
@@ -45,6 +46,10 @@ class LogisticSettings(TaskSection):
     @property
     def population(self) -> int:
         return self.users
+
+    @property
+    def unit(self) -> Unit:
+        return Unit(name="simulated client with rows of a public data set", person=False, origin="made-up")
 
     def make(self, seed: int) -> Task:
         return LogisticRegression(self, seed)

@@ -22,6 +22,7 @@ from confide.federated.local import LocalTraining, Updates
 from confide.federated.task import BasicTask, Task, TaskSection
 from confide.files import digest
 from confide.randomness import generator
+from confide.unit import MADE_UP, Unit
 
 
 class QuadraticSettings(TaskSection):
@@ -36,6 +37,10 @@ class QuadraticSettings(TaskSection):
     @property
     def population(self) -> int:
         return self.users
+
+    @property
+    def unit(self) -> Unit:
+        return MADE_UP
 
     def make(self, seed: int) -> Task:
         return Quadratics(self, seed)

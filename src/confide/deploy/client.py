@@ -103,7 +103,13 @@ class TrainingClient:
         self.trust, self.sessions = recipe.privacy.trust, dict[int, Session]()
         private = recipe.privacy.mechanism != "none" and self.trust != "central"
         terms = OwnTerms(
-            recipe.privacy, recipe.sampling, recipe.run.steps, recipe.run.seed, recipe.digest, task.begins_elsewhere
+            recipe.privacy,
+            recipe.sampling,
+            recipe.run.steps,
+            recipe.run.seed,
+            recipe.digest,
+            task.begins_elsewhere,
+            recipe.unit,
         )
         self.noise = OwnNoise(terms, rule.sensitivity, state) if private else None
         weights = np.zeros(max(users) + 1)  # each user's comes with the question

@@ -17,6 +17,7 @@ from torch import Tensor
 from confide.federated.items import Items
 from confide.federated.local import LocalTraining, Updates
 from confide.settings import Section
+from confide.unit import Unit
 
 
 class Task(Protocol):
@@ -172,3 +173,8 @@ class TaskSection(Section, ABC):
     def population(self) -> int | None:
         """How many users there are, where the section says so; none where only the data tell."""
         return None
+
+    @property
+    def unit(self) -> Unit:
+        """What one user is."""
+        return Unit(name="owner of data, as the task's own code has it", person=False, origin="found")

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable
 from decimal import ROUND_CEILING, Decimal
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 from confide.errors import UserError
 from confide.privacy import renyi
@@ -87,27 +87,40 @@ def _key(event: Event) -> _Key:
 
 @lru_cache(maxsize=4096)
 def _epsilon(counts: tuple[tuple[_Key, int], ...], delta: float, accountant: Accountant) -> float:
-    import dp_accounting
-
     if not counts:
         return 0.0
-    # dp-accounting warns about every Renyi order that it leaves out; leaving one out keeps the bound valid.
-    logging.getLogger("absl").setLevel(logging.ERROR)
     kind = counts[0][0][0]
-    replace = kind == "fixed"
     if kind in ("local", "cyclic"):
         # Local: any two data sets of a user are compared, so a message moves by up to twice what z is measured in.
         share = 0.5 if kind == "local" else 1.0
         counts = tuple((("everyone", cohort, k, 1.0, z * share), n) for (_, cohort, k, _, z), n in counts)
     releases = [(rate, z, count) for (_, _, _, rate, z), count in counts]
-    relation = dp_accounting.NeighboringRelation
-    adjacency = relation.REPLACE_ONE if replace else relation.ADD_OR_REMOVE_ONE
-    if accountant == "rdp":
-        engine = dp_accounting.rdp.RdpAccountant(None if replace else _ORDERS, adjacency)
-    else:
+    interval = None
+    if accountant == "pld":
         interval = _interval(releases, any(sampler == "poisson" for (sampler, *_), _ in counts), delta)
         if interval is None:
             return math.inf
+    found = float(_composed(counts, interval).get_epsilon(delta))
+    if accountant == "pld" or kind == "fixed":
+        return found
+    # Both are upper bounds; at little noise dp-accounting leaves out the very orders that matter.
+    return min(found, renyi.epsilon(releases, delta))
+
+
+@lru_cache(maxsize=8)
+def _composed(counts: tuple[tuple[_Key, int], ...], interval: float | None) -> Any:
+    """Compose the releases by PLD with a grid of this width, or by RDP; deltas of one curve share what comes of it."""
+    import dp_accounting
+
+    # dp-accounting warns about every Renyi order that it leaves out; leaving one out keeps the bound valid.
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    replace = counts[0][0][0] == "fixed"
+    relation = dp_accounting.NeighboringRelation
+    adjacency = relation.REPLACE_ONE if replace else relation.ADD_OR_REMOVE_ONE
+    engine: Any
+    if interval is None:
+        engine = dp_accounting.rdp.RdpAccountant(None if replace else _ORDERS, adjacency)
+    else:
         engine = dp_accounting.pld.PLDAccountant(adjacency, value_discretization_interval=interval)
     for (sampler, cohort, population, rate, z), count in counts:
         # Replacing a user moves the sum by up to twice the bound that z is measured in.
@@ -120,14 +133,10 @@ def _epsilon(counts: tuple[tuple[_Key, int], ...], delta: float, accountant: Acc
             engine.compose(dp_accounting.SelfComposedDpEvent(event, count))
         except dp_accounting.UnsupportedEventError:
             raise UserError(
-                f"privacy.accountant={accountant} has no proof for sampling.kind={kind}; "
+                f"privacy.accountant={'rdp' if interval is None else 'pld'} has no proof for sampling.kind={sampler}; "
                 "use privacy.accountant=rdp, or sampling.kind=poisson"
             ) from None
-    found = float(engine.get_epsilon(delta))
-    if accountant == "pld" or replace:
-        return found
-    # Both are upper bounds; at little noise dp-accounting leaves out the very orders that matter.
-    return min(found, renyi.epsilon(releases, delta))
+    return engine
 
 
 def _interval(releases: list[tuple[float, float, int]], sampled: bool, delta: float) -> float | None:

@@ -1,25 +1,21 @@
 """What a run came to, in three cards: the metric, epsilon with what it means, and how many users it would take.
 
-What epsilon means is said in the form that holds for everyone: whoever sees the model and has to guess, with even odds
-beforehand, whether a given person took part, is right with probability at most (e^epsilon + delta) / (1 + e^epsilon),
-by the definition of differential privacy for two hypotheses of equal weight (Kairouz, Oh and Viswanath 2015).
+Everything about the guarantee is taken from the run's statement (`confide.privacy.guarantee`).
 """
 
 from __future__ import annotations
 
 import html
-import math
 from typing import Any
 
 from confide.errors import UserError
 from confide.federated.intervals import interval
 from confide.federated.items import Items
 from confide.privacy.accountant import shown
-from confide.privacy.gaussian import SEEDED_END
-from confide.privacy.mechanisms.base import AS_PUBLIC, NOT_COVERED
-from confide.privacy.mechanisms.none import NOTHING_TO_EXTRAPOLATE, Nothing
+from confide.privacy.guarantee import NO_GUARANTEE, Statement
+from confide.privacy.mechanisms.none import NOTHING_TO_EXTRAPOLATE
 from confide.privacy.planner import Point, grow
-from confide.privacy.trust.server_view import against_server
+from confide.privacy.wording import NOT_FOR_RELEASE, meaning, seeded
 from confide.recipe import Recipe
 from confide.report.shell import card
 from confide.runs.comparison import main_metric
@@ -29,32 +25,16 @@ TARGET = 10.0
 NAMES = {"wer": "word error rate, %", "accuracy": "accuracy", "suboptimality": "suboptimality"}
 
 
-def headline(recipe: Recipe, summary: dict[str, Any] | None, items: Items | None) -> str:
+def headline(recipe: Recipe, summary: dict[str, Any] | None, items: Items | None, stated: Statement | str) -> str:
+    """The cards and the promise; `stated` is the run's statement, or why there is none."""
     if summary is None:
         return "<p class=note>This run is not finished. What is below is what it has recorded so far.</p>"
-    cards = [_metric(summary, items), _epsilon(recipe, summary), _population(recipe, summary)]
-    return f"<div class=cards>{''.join(cards)}</div>{_promise(recipe, summary)}"
-
-
-def guess(epsilon: float, delta: float) -> float:
-    """How often a guess about one person's part in it can be right at best; a coin is right half of the time."""
-    if epsilon > 700:
-        return 1.0
-    return min(1.0, (math.exp(epsilon) + delta) / (1 + math.exp(epsilon)))
-
-
-def meaning(epsilon: float, delta: float) -> str:
-    """Epsilon in one sentence, rounded to the unsafe side."""
-    right = math.ceil(1000 * guess(epsilon, delta)) / 10
-    if right >= 99.95:
-        return (
-            "Whoever sees the model and wants to know whether you took part may be right practically always: this "
-            "protects nobody."
-        )
-    return (
-        f"Whoever sees the model and guesses whether you took part is right at most {right:.4g} % of the time; a coin "
-        "is right 50 %."
-    )
+    if isinstance(stated, str):
+        spent, promise = card("privacy spent: epsilon", "not known"), f"<p class=note>{html.escape(stated)}</p>"
+    else:
+        spent, promise = _epsilon(stated), _promise(stated, summary)
+    cards = [_metric(summary, items), spent, _population(recipe, summary)]
+    return f"<div class=cards>{''.join(cards)}</div>{promise}"
 
 
 def enough(recipe: Recipe, summary: dict[str, Any]) -> Point | str:
@@ -91,15 +71,12 @@ def _metric(summary: dict[str, Any], items: Items | None) -> str:
     )  # fmt: skip
 
 
-def _epsilon(recipe: Recipe, summary: dict[str, Any]) -> str:
-    if summary["epsilon"] is None:
-        quiet = mechanism_for(recipe) is Nothing
-        why = "No noise was added." if quiet else "This kind of noise buys no guarantee."
-        return card("privacy spent: epsilon", "no guarantee", f"{why} The model may give its users away.")
-    big = shown(summary["epsilon"])
-    return card(
-        "privacy spent: epsilon", big, f"at delta {summary['delta']:g}", meaning(summary["epsilon"], summary["delta"])
-    )
+def _epsilon(found: Statement) -> str:
+    if found.epsilon is None or found.delta is None:
+        return card("privacy spent: epsilon", "no guarantee", "The model may give its users away.")
+    said = meaning(found.epsilon, found.delta, found.unit, found.adjacency)
+    whom = f"at delta {found.delta:g}, for every {html.escape(found.unit.name)}"
+    return card("privacy spent: epsilon", shown(found.epsilon), whom, html.escape(said))
 
 
 def _population(recipe: Recipe, summary: dict[str, Any]) -> str:
@@ -117,34 +94,28 @@ def _population(recipe: Recipe, summary: dict[str, Any]) -> str:
     )  # fmt: skip
 
 
-def _promise(recipe: Recipe, summary: dict[str, Any]) -> str:
-    if summary["epsilon"] is None:
-        return f"<p class=note>{mechanism_for(recipe).why_none(recipe.privacy)}</p>"
-    seeded = "" if summary["for_release"] else _seeded(summary["noise_multiplier"])
-    known = (
-        f" That holds against whoever sees the models alone. <b>It is {html.escape(against_server(summary))}.</b>"
-        if "epsilon_server" in summary
-        else ""
-    )
-    before = f" It does not cover {NOT_COVERED}." if summary.get("begins_elsewhere") else ""
-    if summary.get("public_weights"):
-        before += f" It takes as public {AS_PUBLIC}."
-    return (
-        f"<p class='note{' promise' if summary['epsilon'] <= TARGET else ''}'>The final model is "
-        f"<b>({shown(summary['epsilon'])}, {summary['delta']:g})</b>-differentially private for every user "
-        f"({html.escape(summary['adjacency'])}), by {html.escape(summary['accountant'].upper())} accounting of "
-        f"{summary['releases']} releases with noise multiplier {summary['noise_multiplier']:.4g}; cohorts of "
-        f"{summary['cohort']} of {summary['population']} users ({html.escape(summary['sampler'])})."
-        f"{known}{before}{seeded}</p>"
-    )
-
-
-def _seeded(multiplier: float) -> str:
-    """What seeded noise does not promise; in double precision it ends later, so that this holds there as well."""
-    beyond = math.erfc((SEEDED_END - 1 / multiplier) / math.sqrt(2)) / 2
-    return (
-        " The noise was seeded, which makes the run repeatable: whoever knows the seed can subtract it. In single "
-        f"precision it also ends at {SEEDED_END:.3g} deviations, which delta does not count: an update on one "
-        f"coordinate shows beyond that end with probability {beyond:.1e} in a step. "
-        "<b>For research, not for a release to others.</b>"
-    )
+def _promise(found: Statement, summary: dict[str, Any]) -> str:
+    if found.epsilon is None:
+        said = html.escape(found.words or NO_GUARANTEE)
+        for marked in ("no privacy guarantee", "no formal guarantee"):
+            said = said.replace(marked, f"<b>{marked}</b>", 1)
+        return f"<p class=note>{said}</p>"
+    stated = f"<b>({shown(found.epsilon)}, {found.delta:g})</b>-differentially private"
+    parts = [
+        f"The final model is {stated} for every {html.escape(found.unit.name)} "
+        f"({html.escape(found.adjacency or '')}), by {found.accountant.upper()} accounting of {found.releases} "
+        f"releases with noise multiplier {summary['noise_multiplier']:.4g}; cohorts of {summary['cohort']} of "
+        f"{summary['population']} users ({html.escape(summary['sampler'])})."
+    ]
+    if not found.unit.person:
+        parts.append(f"<b>{html.escape(found.unit.said)}</b>")
+    if found.trust == "distributed":
+        parts.append(
+            f"That holds against whoever sees the models alone. <b>It is {html.escape(found.said_of_others)}.</b>"
+        )
+    parts += [f"It does not cover {html.escape(what)}." for what in found.own_gaps]
+    parts += [f"It takes as public {html.escape(what)}." for what in found.own_public]
+    if not found.noise.for_release:
+        said = html.escape(seeded(found.noise.least_multiplier))
+        parts.append(said.replace(NOT_FOR_RELEASE, f"<b>{NOT_FOR_RELEASE}</b>"))
+    return f"<p class='note{' promise' if found.epsilon <= TARGET else ''}'>{' '.join(parts)}</p>"

@@ -9,15 +9,24 @@ from typing import Any
 from confide.errors import UserError
 from confide.federated import items as scores
 from confide.files import read_json_lines, write_atomically
+from confide.privacy.guarantee import Statement
 from confide.recipe import Recipe
-from confide.report import sections
+from confide.report import guarantee, sections
 from confide.report.headline import headline
 from confide.report.shell import document, facts
 from confide.runs.comparison import main_metric
 from confide.runs.folder import METRICS, TIMES
+from confide.runs.stated import stated
 
 FILE = "report.html"
-_PLACES = {"curves": "Curves", "tensors": "Tensors", "groups": "Results", "time": "Time", "again": "Again"}
+_PLACES = {
+    "guarantee": "Guarantee",
+    "curves": "Curves",
+    "tensors": "Tensors",
+    "groups": "Results",
+    "time": "Time",
+    "again": "Again",
+}
 
 
 def write_report(folder: Path, recipe: Recipe, summary: dict[str, Any] | None) -> Path:
@@ -35,7 +44,9 @@ def render(folder: Path, recipe: Recipe, summary: dict[str, Any] | None) -> str:
     items = scores.read(folder) if summary is not None else None
     metric = main_metric(summary) if summary is not None else _first_metric(records)
     title = f"{recipe.task.kind}: {folder.resolve().name}"
+    promised = _stated(folder)
     body = [
+        *guarantee.section(promised),
         *sections.curves(records, recipe, metric),
         *sections.tensors(folder),
         *sections.groups(items),
@@ -48,7 +59,7 @@ def render(folder: Path, recipe: Recipe, summary: dict[str, Any] | None) -> str:
     links = "".join(f"<a href=#{place}>{name}</a>" for place, name in _PLACES.items() if f"id={place}>" in text)
     head = [
         f"<h1>{html.escape(title)}</h1><p class=sub>{html.escape(recipe.description)}</p>",
-        headline(recipe, summary, items),
+        headline(recipe, summary, items, promised),
         f"<nav class=toc aria-label='Sections'>{links}</nav>",
         *(["<h2>Results</h2>", facts(_results(summary))] if summary else []),
     ]
@@ -62,6 +73,14 @@ def draw_figures(folder: Path) -> list[Path]:
 
     records = read_json_lines(folder / METRICS)
     return [*draw_run(folder, records, _first_metric(records)), *(path for path, _ in draw_layers(folder))]
+
+
+def _stated(folder: Path) -> Statement | str:
+    """The run's statement, or why there is none."""
+    try:
+        return stated(folder)
+    except UserError as error:
+        return f"No guarantee can be stated: {error}"
 
 
 def _first_metric(records: list[dict[str, Any]]) -> str:

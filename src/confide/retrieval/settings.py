@@ -15,6 +15,7 @@ from confide.retrieval.head import HeadSettings
 from confide.retrieval.search import SearchSettings
 from confide.retrieval.splits import ClientSplit, ColumnSplit, EvenSplit
 from confide.settings import LocalPath
+from confide.unit import MADE_UP, Unit
 
 Method = Literal["head", "adapter_head", "adapter_search", "search"]
 
@@ -55,6 +56,15 @@ class RetrievalSettings(TaskSection):
     def population(self) -> int | None:
         """How many clients there are, where that is known before the data are read."""
         return None if isinstance(self.clients, ColumnSplit) else self.clients.clients
+
+    @property
+    def unit(self) -> Unit:
+        if self.data.kind == "embedded":
+            column = isinstance(self.clients, ColumnSplit)
+            return Unit(name="made-up household", person=False, origin="made-up") if column else MADE_UP
+        if isinstance(self.clients, ColumnSplit):
+            return Unit(name="owner of queries, by the data's client column", person=False, origin="found")
+        return Unit(name="random share of the queries", person=False, origin="dealt")
 
     @property
     def trains_adapter(self) -> bool:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,10 +33,9 @@ from confide.federated.items import Items
 from confide.federated.state import State
 from confide.federated.task import Task
 from confide.files import SECRET, write_atomically
-from confide.privacy import accountant, ledger
+from confide.privacy import ledger
 from confide.privacy.ledger import Ledger
 from confide.privacy.mechanisms import Mechanism, mechanism_of
-from confide.privacy.trust.server_view import server_view
 from confide.progress import Reporter, stop_on_signal
 from confide.recipe import Recipe
 from confide.run import Loop
@@ -45,13 +43,14 @@ from confide.runs import checkpoint, fingerprint
 from confide.runs.fingerprint import describe_environment
 from confide.runs.recording import LAYERS, METRICS, TIMES, Recording
 from confide.runs.records import Recorded, evaluate, finite, json_safe, mean_of_recent
+from confide.runs.stated import SUMMARY, check_ledger, check_tail, spent, stated, summary_if_finished, summary_of
 from confide.settings import read_yaml
 
-__all__ = ["LAYERS", "METRICS", "TIMES", "finite"]
+__all__ = ["LAYERS", "METRICS", "SUMMARY", "TIMES", "check_ledger", "finite", "summary_if_finished", "summary_of"]
 _CHANGED = "{} was changed after the run began; nothing was done. Put it back, or start another run"
 _INPUTS = (fingerprint.KEY, "inputs_keyed")
 _SPENT = ("epsilon", "delta", "accountant", "adjacency", "noise_source", "for_release", "releases")
-RECIPE, SUMMARY, MODEL = "recipe.yaml", "summary.json", "model.safetensors"
+RECIPE, MODEL = "recipe.yaml", "model.safetensors"
 
 
 WritePage = Callable[[Path, Recipe, dict[str, Any]], object]
@@ -170,46 +169,9 @@ def held_recipe(folder: Path, to_go_on: bool = False) -> Recipe:
     return recipe.parse(document if isinstance(document, dict) else {}, str(folder / RECIPE), made=not to_go_on)
 
 
-def summary_of(folder: Path) -> dict[str, Any]:
-    summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text())
-    return summary
-
-
-def summary_if_finished(folder: Path) -> dict[str, Any] | None:
-    return summary_of(folder) if (folder / SUMMARY).exists() else None
-
-
 def mechanism_for(recipe: Recipe) -> type[Mechanism]:
     """Find the mechanism of a recipe: it says what a run of it promises."""
     return mechanism_of(recipe.privacy, recipe.bounding.follows)
-
-
-def check_ledger(folder: Path) -> dict[str, Any]:
-    """Recompute what was spent from the ledger alone, and hold it against what the rest of the folder says."""
-    book = Ledger.read(folder / ledger.FILE)
-    if (folder / checkpoint.FILE).exists():
-        saved = checkpoint.load(folder)
-        _check_tail(folder, book, saved.ledger_count, saved.ledger_head)
-    delta, kind = book.header.get("delta"), book.header.get("accountant", "pld")
-    events = book.charged()
-    spent = accountant.epsilon(events, delta, kind) if delta is not None else math.inf
-    found: dict[str, Any] = {
-        "epsilon": finite(spent if events else 0.0),
-        "delta": delta,
-        "accountant": kind if delta is None else accountant.accountant_used(kind, delta),
-        **{name: book.header.get(name) for name in ("adjacency", "noise_source", "for_release")},
-        "releases": book.count,
-        "steps": len(book.latest),
-        "last_hash": book.head,
-        "begins_elsewhere": book.header.get("begins_elsewhere", False),
-    }
-    if book.header.get("public_weights"):
-        found["public_weights"] = True
-    if book.header.get("trust") == "distributed" and delta is not None:
-        seen = server_view(book.entries, delta, kind)
-        found |= {"epsilon_server": finite(seen.server), "epsilon_server_and_client": finite(seen.with_client)}
-        found["releases_of_a_user"] = seen.releases
-    return found
 
 
 def _check_saved(folder: Path, saved: checkpoint.Saved, wanted: Recipe) -> None:
@@ -217,18 +179,7 @@ def _check_saved(folder: Path, saved: checkpoint.Saved, wanted: Recipe) -> None:
         raise UserError(_CHANGED.format(folder / RECIPE))
     if not (folder / ledger.FILE).exists():
         raise UserError(f"{folder / ledger.FILE} is missing; without it the privacy spent cannot be stated")
-    _check_tail(folder, Ledger.read(folder / ledger.FILE), saved.ledger_count, saved.ledger_head)
-
-
-def _check_tail(folder: Path, book: Ledger, count: int, head: str) -> None:
-    """The checkpoint remembers how long the ledger was: lines missing at the end would be an under-count."""
-    if book.count < count:
-        raise UserError(
-            f"{folder / ledger.FILE} has {book.count} releases but the checkpoint was written after {count}; "
-            f"lines are missing at its end. The privacy spent cannot be stated from this file"
-        )
-    if head not in book.heads:
-        raise UserError(f"{folder / ledger.FILE} is not the ledger that the checkpoint was written with")
+    check_tail(folder, Ledger.read(folder / ledger.FILE), saved.ledger_count, saved.ledger_head)
 
 
 @contextmanager
@@ -338,19 +289,20 @@ def _finish(folder: Path, loop: Loop, state: State, page: WritePage | None) -> d
 
     model = loop.layout.views(loop.final.model(state))
     write_atomically(folder / MODEL, serialise({n: t.contiguous() for n, t in model.items()}))
-    spent = check_ledger(folder)
-    metrics, found = score_model(loop.task, model)
-    if found is not None:
-        items.write(folder, found)
+    found = stated(folder)
+    listed = spent(found)
+    metrics, scores = score_model(loop.task, model)
+    if scores is not None:
+        items.write(folder, scores)
     kind = mechanism_for(loop.recipe)
     summary: dict[str, Any] = {
         "task": loop.task.name,
         "metric": loop.task.metric,
         "metrics": json_safe(metrics),
         "metrics_mean_of_last": json_safe(mean_of_recent(state)),
-        **{name: spent[name] for name in _SPENT},
+        **{name: listed[name] for name in _SPENT},
         "mechanism": kind.label(),
-        "guarantee": kind.guarantee(spent, loop.recipe.privacy.delta),
+        "guarantee": found.said,
         "trust": kind.trust,
         "sampler": loop.plan.sampler,
         "noise_multiplier": loop.plan.event.noise_multiplier,
@@ -362,12 +314,14 @@ def _finish(folder: Path, loop: Loop, state: State, page: WritePage | None) -> d
         "seed": loop.recipe.run.seed,
         "recipe": loop.recipe.digest,
         **{name: loop.ledger.header[name] for name in _INPUTS if name in loop.ledger.header},
-        "ledger_head": spent["last_hash"],
-        "begins_elsewhere": spent["begins_elsewhere"],
+        "ledger_head": found.ledger_head,
+        "begins_elsewhere": listed["begins_elsewhere"],
+        "unit": listed["unit"],
         "environment": describe_environment(),
     }
-    stated = ("epsilon_server", "epsilon_server_and_client", "releases_of_a_user", "public_weights")
-    summary |= {name: spent[name] for name in stated if name in spent}
+    more = ("epsilon_server", "epsilon_server_and_client", "releases_of_a_user", "public_weights")
+    summary |= {name: listed[name] for name in more if name in listed}
+    summary["statement"] = found.model_dump(mode="json")
     if page is not None:
         page(folder, loop.recipe, summary)
     write_atomically(folder / SUMMARY, (json.dumps(summary, indent=2, allow_nan=False) + "\n").encode())

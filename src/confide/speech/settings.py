@@ -12,6 +12,7 @@ from confide.speech.augment import SpecAugment
 from confide.speech.corpora import CorpusSettings
 from confide.speech.features import FeatureSettings
 from confide.speech.model import ModelSettings
+from confide.unit import Unit
 
 
 class SpeechSettings(TaskSection):
@@ -30,6 +31,17 @@ class SpeechSettings(TaskSection):
     features: FeatureSettings = FeatureSettings()
     augment: SpecAugment | None = Field(SpecAugment(), description="SpecAugment in training; null for none")
     cache: LocalPath | None = Field(None, description="where features are kept; none: the user's cache folder")
+
+    @property
+    def unit(self) -> Unit:
+        if self.corpus.kind == "synthetic":
+            return Unit(name="synthetic voice", person=False, origin="made-up")
+        if self.pool is not None:
+            return Unit(name="share of pooled utterances", person=False, origin="dealt")
+        if self.corpus.users == "iid":
+            return Unit(name="random share of the utterances", person=False, origin="dealt")
+        named = "speaker, by the corpus's client_id" if self.corpus.kind == "common_voice" else "speaker"
+        return Unit(name=named, person=True, origin="found")
 
     def make(self, seed: int) -> Task:
         from confide.speech.task import Speech

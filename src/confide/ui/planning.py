@@ -15,9 +15,10 @@ from confide.errors import UserError
 from confide.privacy import planner
 from confide.privacy.accountant import shown
 from confide.privacy.planner import Answer, Noise, Point
+from confide.privacy.wording import meaning
 from confide.report.charts import Chart, Line
 from confide.report.figures.plan import AXES, ERRATUM, TABLE_1, along
-from confide.report.headline import TARGET, meaning
+from confide.report.headline import TARGET
 
 DELTA = 1e-9
 POINTS = 7

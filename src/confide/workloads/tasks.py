@@ -17,6 +17,7 @@ from confide.federated.chain import Affine, Chain
 from confide.federated.task import BasicTask, Task, TaskSection
 from confide.randomness import generator
 from confide.speech import model
+from confide.unit import MADE_UP, Unit
 from confide.workloads import data
 
 TOKENS = 29
@@ -45,6 +46,10 @@ class MlpSettings(TaskSection):
     @property
     def population(self) -> int:
         return self.users
+
+    @property
+    def unit(self) -> Unit:
+        return MADE_UP
 
     def make(self, seed: int) -> Task:
         return Mlp(self, seed)
@@ -108,6 +113,10 @@ class SpeechClientSettings(TaskSection):
     def population(self) -> int:
         return self.users
 
+    @property
+    def unit(self) -> Unit:
+        return MADE_UP
+
     def make(self, seed: int) -> Task:
         return SpeechClient(self, seed)
 
@@ -156,6 +165,10 @@ class VectorSettings(TaskSection):
     @property
     def population(self) -> int:
         return self.users
+
+    @property
+    def unit(self) -> Unit:
+        return MADE_UP
 
     def make(self, seed: int) -> Task:
         return Vector(self, seed)

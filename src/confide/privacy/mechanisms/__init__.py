@@ -21,7 +21,7 @@ from confide.privacy.mechanisms.none import Nothing
 from confide.privacy.mechanisms.partial import Partial, PartialSettings
 from confide.settings import imported
 
-__all__ = ["MECHANISMS", "Asked", "Mechanism", "Occasion", "Privacy", "Setting", "mechanism_of", "refusals"]
+__all__ = ["MECHANISMS", "PYTHON", "Asked", "Mechanism", "Occasion", "Privacy", "Setting", "mechanism_of", "refusals"]
 
 # The first that takes a recipe is meant. CAR's is chosen by the rule of the bounds, whatever the privacy section says.
 MECHANISMS: tuple[type[Mechanism], ...] = (CarNoise, Distributed, Local, Gaussian, Banded, Partial, Nothing)

@@ -22,17 +22,13 @@ from confide.privacy import noise
 from confide.privacy.accountant import Accountant, noise_multiplier, shown
 from confide.privacy.events import Event, Sampler
 from confide.privacy.gaussian import Address, Source
+from confide.privacy.guarantee import NO_GUARANTEE
 from confide.privacy.metrics import NoisyMetrics
 from confide.privacy.sampling import Kind, Sampling
-from confide.privacy.trust.server_view import against_server
 from confide.settings import FunctionName, Section
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NOT_COVERED = "what the starting model was trained on"
-"""No guarantee of a run covers it, where the run begins with a model from elsewhere."""
-AS_PUBLIC = "how many examples each user has"
-"""A guarantee takes it as public, where users weigh by it and the recipe declares so."""
 NOISE_KEYS = ("target_epsilon", "noise_multiplier", "noise_scale")
 
 
@@ -378,21 +374,13 @@ class Mechanism:
         return "no privacy" if epsilon is None else f"epsilon {shown(epsilon)}"
 
     @classmethod
-    def guarantee(cls, spent: dict[str, Any], delta: float | None) -> str:
-        """What a run promises, in a line; where it promises nothing, why."""
-        if spent["epsilon"] is None or delta is None:
-            return "none: no guarantee"
-        stated = f"epsilon {shown(spent['epsilon'])} at delta {delta:g}"
-        if "epsilon_server" in spent:
-            stated += f" against whoever sees the models alone; {against_server(spent)}"
-        if spent["begins_elsewhere"]:
-            stated += f"; it does not cover {NOT_COVERED}"
-        return f"{stated}; it takes as public {AS_PUBLIC}" if "public_weights" in spent else stated
+    def words(cls, privacy: Any) -> str:
+        """What the mechanism says of its promise in words of its own; where it promises nothing, why.
 
-    @classmethod
-    def why_none(cls, privacy: Any) -> str:
-        """The sentence for a page where a run has no guarantee; `<b>` marks what must not be overlooked."""
-        return "This run gives <b>no privacy guarantee</b>."
+        The ledger's first line keeps them, and the statement (`confide.privacy.guarantee`) repeats them. Numbers do not
+        belong here: they are computed from the ledger. Empty: the statement says all there is.
+        """
+        return "" if cls.guaranteed else NO_GUARANTEE
 
     @classmethod
     def extrapolates(cls, sampler: str) -> str | None:

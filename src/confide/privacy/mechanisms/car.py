@@ -7,7 +7,6 @@ guarantee.
 
 from __future__ import annotations
 
-import html
 import math
 from typing import Any
 
@@ -18,7 +17,8 @@ from confide.privacy.mechanisms.base import Asked, CommonSettings, Mechanism, Oc
 from confide.privacy.mechanisms.none import NOTHING_TO_EXTRAPOLATE
 
 NO_GUARANTEE = (
-    "no formal guarantee: CAR's adaptive rule takes bound and noise from the raw norms, which nothing protects"
+    "no formal guarantee: CAR's adaptive rule takes bound and noise from the raw norms, which nothing protects; with a "
+    "guarantee: bounding.adaptive.kind: quantile, or a fixed bound with privacy.trust: local"
 )
 
 
@@ -82,16 +82,8 @@ class CarNoise(Mechanism):
         return "no formal guarantee"
 
     @classmethod
-    def guarantee(cls, spent: dict[str, Any], delta: float | None) -> str:
+    def words(cls, privacy: Any) -> str:
         return NO_GUARANTEE
-
-    @classmethod
-    def why_none(cls, privacy: Any) -> str:
-        return (
-            f"Every message carried noise, but this run has <b>{html.escape(NO_GUARANTEE)}</b>; there is "
-            "no epsilon to state. With a guarantee: <code>bounding.adaptive.kind: quantile</code>, or a fixed bound "
-            "with <code>privacy.trust: local</code>."
-        )
 
     @classmethod
     def extrapolates(cls, sampler: str) -> str | None:

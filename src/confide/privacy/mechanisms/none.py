@@ -25,8 +25,8 @@ class Nothing(Mechanism):
         return 0.0
 
     @classmethod
-    def why_none(cls, privacy: Any) -> str:
-        return "No noise was added: this run gives <b>no privacy guarantee</b>."
+    def words(cls, privacy: Any) -> str:
+        return "No noise was added: this run gives no privacy guarantee."
 
     @classmethod
     def extrapolates(cls, sampler: str) -> str | None:

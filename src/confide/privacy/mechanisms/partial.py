@@ -6,7 +6,6 @@ guarantee.
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
@@ -105,12 +104,12 @@ class Partial(Mechanism):
         return 0.0 if event.sensitivity is None else (self.multiplier * event.sensitivity) ** 2
 
     @classmethod
-    def why_none(cls, privacy: Any) -> str:
-        which, rest = html.escape(", ".join(privacy.tensors)), privacy.elsewhere
+    def words(cls, privacy: Any) -> str:
+        which, rest = ", ".join(privacy.tensors), privacy.elsewhere
         return (
             f"Noise was added {'' if rest else 'only '}to {'all tensors but ' if privacy.all_but else ''}{which}"
             f"{f', and {rest:g} times as much to the others' if rest else ''}, to see what it does there: this run "
-            "gives <b>no privacy guarantee</b>."
+            "gives no privacy guarantee."
         )
 
     @classmethod

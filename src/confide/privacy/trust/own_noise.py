@@ -26,6 +26,7 @@ from confide.privacy.ledger import FILE, Ledger
 from confide.privacy.mechanisms import Privacy
 from confide.privacy.plan import Plan, make_plan
 from confide.privacy.sampling import Sampling
+from confide.unit import UNSAID, Unit
 
 TAIL = 10.0
 """A Gaussian vector of d coordinates is longer than (sqrt(d) + 10) deviations with probability below 2e-22."""
@@ -44,6 +45,8 @@ class OwnTerms:
     seed: int
     digest: str
     begins_elsewhere: bool
+    unit: Unit = UNSAID
+    """What one user is, as this client's copy of the recipe says."""
 
 
 class OwnNoise:
@@ -79,6 +82,7 @@ class OwnNoise:
             "recipe": self.terms.digest, "delta": plan.delta, "accountant": plan.accountant,
             "adjacency": plan.event.adjacency, "noise_source": self.terms.privacy.source,
             "for_release": not plan.source.repeatable, "begins_elsewhere": self.terms.begins_elsewhere,
+            "trust": self.terms.privacy.trust, "unit": self.terms.unit.model_dump(), "sampler": plan.sampler,
         }  # fmt: skip
         if self.state is None:
             return Ledger.create(None, header)

@@ -1,0 +1,100 @@
+"""The statement of a run's folder: made from its ledger, and held against what the rest of the folder says."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from confide.errors import UserError
+from confide.privacy import ledger
+from confide.privacy.guarantee import EXAMPLES, STARTING_MODEL, Statement, statement
+from confide.privacy.ledger import Ledger
+from confide.runs import checkpoint
+
+SUMMARY = "summary.json"
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text())
+    return summary
+
+
+def summary_if_finished(folder: Path) -> dict[str, Any] | None:
+    return summary_of(folder) if (folder / SUMMARY).exists() else None
+
+
+def stated(folder: Path, curve: bool = True) -> Statement:
+    """Make the statement of a run from its ledger, which has to be as long as the checkpoint says."""
+    book = Ledger.read(folder / ledger.FILE)
+    if (folder / checkpoint.FILE).exists():
+        saved = checkpoint.load(folder)
+        check_tail(folder, book, saved.ledger_count, saved.ledger_head)
+    return statement(book, curve)
+
+
+def check_ledger(folder: Path) -> dict[str, Any]:
+    """Recompute what was spent from the ledger alone, and hold it against what the rest of the folder says."""
+    return spent(stated(folder, curve=False))
+
+
+def spent(found: Statement) -> dict[str, Any]:
+    """The parts of a statement that a summary lists by themselves."""
+    listed: dict[str, Any] = {
+        "epsilon": found.epsilon,
+        "delta": found.delta,
+        "accountant": found.accountant,
+        "adjacency": found.adjacency,
+        "noise_source": found.noise.source,
+        "for_release": found.noise.for_release,
+        "releases": found.releases,
+        "steps": found.steps,
+        "last_hash": found.ledger_head,
+        "begins_elsewhere": STARTING_MODEL in found.not_covered,
+        "unit": found.unit.model_dump(),
+    }
+    if EXAMPLES in found.public:
+        listed["public_weights"] = True
+    if found.releases_of_a_user is not None:
+        listed["epsilon_server"] = found.against("server")
+        listed["epsilon_server_and_client"] = found.against("server and clients", 1)
+        listed["releases_of_a_user"] = found.releases_of_a_user
+    return listed
+
+
+def differences(folder: Path, found: Statement) -> list[str]:
+    """Say where a run's summary states something else than the ledger does; a summary may be older, and say less."""
+    summary = summary_if_finished(folder)
+    if summary is None:
+        return []
+    held = dict(summary.get("statement") or {})
+    computed = found.model_dump(mode="json")
+    wrong = [name for name in sorted(held) if name not in computed or not _same(held[name], computed[name])]
+    listed = spent(found) | {"ledger_head": found.ledger_head, "recipe": found.recipe}
+    if "statement" in summary:
+        listed["guarantee"] = found.said
+    wrong += [name for name in sorted(listed) if name in summary and not _same(summary[name], listed[name])]
+    return [f"{folder / SUMMARY}: {name} is not what the ledger says" for name in dict.fromkeys(wrong)]
+
+
+def _same(held: Any, computed: Any) -> bool:
+    """Compare what JSON can hold; another version of an accountant may differ in the last digits."""
+    if isinstance(held, dict) and isinstance(computed, dict):
+        return held.keys() == computed.keys() and all(_same(held[key], computed[key]) for key in held)
+    if isinstance(held, list) and isinstance(computed, list):
+        return len(held) == len(computed) and all(map(_same, held, computed))
+    if isinstance(held, float) and isinstance(computed, float):
+        return math.isclose(held, computed, rel_tol=1e-6)
+    return bool(held == computed)
+
+
+def check_tail(folder: Path, book: Ledger, count: int, head: str) -> None:
+    """The checkpoint remembers how long the ledger was: lines missing at the end would be an under-count."""
+    if book.count < count:
+        raise UserError(
+            f"{folder / ledger.FILE} has {book.count} releases but the checkpoint was written after {count}; "
+            f"lines are missing at its end. The privacy spent cannot be stated from this file"
+        )
+    if head not in book.heads:
+        raise UserError(f"{folder / ledger.FILE} is not the ledger that the checkpoint was written with")

@@ -1,0 +1,127 @@
+"""Claims about the statement of a run's folder: one object for every sentence, and edits of the folder are seen."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from confide import recipe
+from confide.privacy.accountant import shown
+from confide.privacy.guarantee import Statement
+from confide.report.page import write_report
+from confide.runs import folder
+from confide.runs.stated import differences, stated
+
+Command = Callable[..., tuple[int, str, str]]
+pytestmark = pytest.mark.usefixtures("no_figures_here")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with distributed trust, whose statement has every kind of adversary."""
+    place = tmp_path_factory.mktemp("stated") / "run"
+    wanted = recipe.load("convex/digits", ["run.steps=4", "privacy.trust=distributed", "evaluation.last=1"])
+    folder.train(wanted, place, quiet=True, page=write_report)
+    return place
+
+
+@pytest.fixture
+def copy(run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run, tmp_path / "run"))
+
+
+def edit(place: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    summary = json.loads((place / "summary.json").read_text())
+    change(summary)
+    (place / "summary.json").write_text(json.dumps(summary))
+
+
+def test_every_output_says_what_the_statement_says(run: Path, command: Command) -> None:
+    found = stated(run)
+    summary = folder.summary_of(run)
+    assert summary["guarantee"] == found.said
+    assert summary["unit"] == found.unit.model_dump()
+    assert Statement.model_validate(summary["statement"]) == found
+    code, out, _ = command("ledger", run)
+    assert code == 0
+    assert found.said in out
+    page = (run / "report.html").read_text()
+    for each in found.adversaries:
+        assert each.said in page
+        assert shown(each.epsilon) in page
+    for what in (*found.public, *found.not_covered, found.unit.name):
+        assert what.replace("'", "&#x27;") in page
+    assert "id=guarantee>" in page
+    assert "the privacy profile" in page
+
+
+def test_the_command_prints_text_json_and_its_schema(run: Path, command: Command) -> None:
+    code, out, _ = command("guarantee", run)
+    assert code == 0
+    assert shown(stated(run).epsilon) in out
+    code, out, _ = command("guarantee", run, "--json")
+    assert code == 0
+    document = json.loads(out)
+    assert Statement.model_validate(document) == stated(run)
+    code, out, _ = command("guarantee", "--schema")
+    schema = json.loads(out)
+    assert code == 0
+    assert set(schema["properties"]) == set(document)
+    assert set(schema["required"]) <= set(document)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s.update(epsilon=s["epsilon"] / 2),
+        lambda s: s["statement"].update(epsilon=s["epsilon"] / 2),
+        lambda s: s["statement"]["unit"].update(person=True),
+        lambda s: s["statement"]["adversaries"][1].update(epsilon=0.1),
+        lambda s: s.update(for_release=True),
+        lambda s: s.update(guarantee="epsilon 1 at delta 1e-05 for everybody"),
+        lambda s: s.update(epsilon_server=0.1),
+        lambda s: s.update(ledger_head="0" * 64),
+    ],
+)
+def test_an_edited_summary_is_told_and_fails(copy: Path, command: Command, change: Any) -> None:
+    edit(copy, change)
+    assert differences(copy, stated(copy))
+    code, _, told = command("guarantee", copy)
+    assert code == 1
+    assert "is not what the ledger says" in told
+
+
+def test_an_edited_ledger_is_told_and_fails(copy: Path, command: Command) -> None:
+    path = copy / "ledger.jsonl"
+    path.write_text(path.read_text().replace('"person":false', '"person":true'))
+    code, _, told = command("guarantee", copy)
+    assert code != 0
+    assert "line 1: was edited" in told
+
+
+def test_a_summary_from_before_there_were_statements_is_read(copy: Path, command: Command) -> None:
+    def age(summary: dict[str, Any]) -> None:
+        for name in ("statement", "unit"):
+            summary.pop(name)
+        summary["guarantee"] = "as it was said then"
+
+    edit(copy, age)
+    assert differences(copy, stated(copy)) == []
+    assert command("guarantee", copy)[0] == 0
+    page = write_report(copy, folder.held_recipe(copy), folder.summary_of(copy)).read_text()
+    assert f"for every {stated(copy).unit.name}" in page
+
+
+def test_the_statement_does_not_depend_on_who_took_part(tmp_path: Path) -> None:
+    """Two runs with other cohorts differ in nothing but what names the run."""
+    found = []
+    for seed in (0, 1):
+        wanted = recipe.load("convex/digits", ["run.steps=3", "evaluation.last=1", f"run.seed={seed}"])
+        folder.train(wanted, tmp_path / str(seed), quiet=True)
+        found.append(stated(tmp_path / str(seed)).model_dump(exclude={"recipe", "ledger_head"}))
+    assert found[0] == found[1]
