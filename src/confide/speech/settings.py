@@ -34,8 +34,9 @@ class SpeechSettings(TaskSection):
 
     @property
     def unit(self) -> Unit:
-        if self.corpus.kind == "synthetic":
-            return Unit(name="synthetic voice", person=False, origin="made-up")
+        made_up = {"synthetic": "synthetic voice", "population": "simulated speaker"}
+        if self.corpus.kind in made_up:
+            return Unit(name=made_up[self.corpus.kind], person=False, origin="made-up")
         if self.pool is not None:
             return Unit(name="share of pooled utterances", person=False, origin="dealt")
         if self.corpus.users == "iid":
