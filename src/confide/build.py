@@ -34,8 +34,7 @@ from confide.privacy.ledger import Ledger
 from confide.privacy.plan import Plan, make_plan
 from confide.recipe import Recipe, Users
 from confide.run import Loop
-from confide.settings import named_code
-from confide.unit import DEVICE
+from confide.settings import DEVICE, named_code
 
 RemoteEngine = Callable[[Recipe, Task, Plan], Engine]
 """Makes the engine of a deployment."""

@@ -31,9 +31,8 @@ from confide.privacy.mechanisms import PYTHON, Asked, Privacy, mechanism_of, ref
 from confide.privacy.sampling import Sampling
 from confide.retrieval.head import HeadSettings
 from confide.retrieval.settings import RetrievalSettings
-from confide.settings import Section, nearest, read_override, read_yaml, to_yaml, validate
+from confide.settings import Section, Unit, UnitName, nearest, read_override, read_yaml, to_yaml, validate
 from confide.speech.settings import SpeechSettings
-from confide.unit import Unit, UnitName
 from confide.workloads.tasks import MlpSettings, SpeechClientSettings, VectorSettings
 
 TaskSettings = Annotated[

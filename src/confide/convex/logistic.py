@@ -29,8 +29,7 @@ from confide.federated.parameters import Layout
 from confide.federated.task import BasicTask, Task, TaskSection
 from confide.files import digest
 from confide.randomness import generator
-from confide.settings import LocalPath
-from confide.unit import Unit
+from confide.settings import LocalPath, Unit
 
 
 class LogisticSettings(TaskSection):

@@ -22,7 +22,7 @@ from confide.federated.local import LocalTraining, Updates
 from confide.federated.task import BasicTask, Task, TaskSection
 from confide.files import digest
 from confide.randomness import generator
-from confide.unit import MADE_UP, Unit
+from confide.settings import MADE_UP, Unit
 
 
 class QuadraticSettings(TaskSection):

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from confide.federated.items import Items
 from confide.federated.local import LocalTraining, Updates
-from confide.settings import Section
-from confide.unit import Unit
+from confide.settings import Section, Unit
 
 
 class Task(Protocol):

@@ -24,8 +24,7 @@ from confide.privacy.events import Event
 from confide.privacy.ledger import Ledger
 from confide.privacy.profile import Mu, Point, epsilon_by, gaussian_mu, profile
 from confide.privacy.trust.server_view import server_view
-from confide.settings import Section
-from confide.unit import UNSAID, Unit
+from confide.settings import UNSAID, Section, Unit
 
 NO_GUARANTEE = "This run gives no privacy guarantee."
 STARTING_MODEL = "what the starting model was trained on"

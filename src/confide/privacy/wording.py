@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from confide.privacy.accountant import shown
 from confide.privacy.gaussian import SEEDED_END
 from confide.privacy.guarantee import NO_GUARANTEE, Statement
-from confide.unit import UNSAID, Unit
+from confide.settings import UNSAID, Unit
 
 WIDTH = 100
 NOT_FOR_RELEASE = "For research, not for a release to others."
@@ -126,7 +126,7 @@ def gaussian(found: Statement) -> str:
     if found.mu.exact:
         return f"Gaussian-DP: mu {shown(found.mu.value)}, exactly (Gaussian releases without sampling)."
     return (
-        f"Gaussian-DP: mu {shown(found.mu.value)} covers every point of the curve below with an epsilon above 0; "
+        f"Gaussian-DP: mu {shown(found.mu.value)} covers every point of the curve with an epsilon above 0; "
         "between and beyond these points it is no proof."
     )
 

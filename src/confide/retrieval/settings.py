@@ -14,8 +14,7 @@ from confide.retrieval.experts import ExpertsSettings
 from confide.retrieval.head import HeadSettings
 from confide.retrieval.search import SearchSettings
 from confide.retrieval.splits import ClientSplit, ColumnSplit, EvenSplit
-from confide.settings import LocalPath
-from confide.unit import MADE_UP, Unit
+from confide.settings import MADE_UP, LocalPath, Unit
 
 Method = Literal["head", "adapter_head", "adapter_search", "search"]
 

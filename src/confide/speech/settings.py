@@ -7,12 +7,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from confide.federated.task import Task, TaskSection
-from confide.settings import LocalPath
+from confide.settings import LocalPath, Unit
 from confide.speech.augment import SpecAugment
 from confide.speech.corpora import CorpusSettings
 from confide.speech.features import FeatureSettings
 from confide.speech.model import ModelSettings
-from confide.unit import Unit
 
 
 class SpeechSettings(TaskSection):

@@ -16,8 +16,8 @@ from torch.nn import functional
 from confide.federated.chain import Affine, Chain
 from confide.federated.task import BasicTask, Task, TaskSection
 from confide.randomness import generator
+from confide.settings import MADE_UP, Unit
 from confide.speech import model
-from confide.unit import MADE_UP, Unit
 from confide.workloads import data
 
 TOKENS = 29

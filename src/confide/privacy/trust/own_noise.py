@@ -26,7 +26,7 @@ from confide.privacy.ledger import FILE, Ledger
 from confide.privacy.mechanisms import Privacy
 from confide.privacy.plan import Plan, make_plan
 from confide.privacy.sampling import Sampling
-from confide.unit import UNSAID, Unit
+from confide.settings import UNSAID, Unit
 
 TAIL = 10.0
 """A Gaussian vector of d coordinates is longer than (sqrt(d) + 10) deviations with probability below 2e-22."""
