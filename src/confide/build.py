@@ -154,6 +154,7 @@ def ledger_header(recipe: Recipe, plan: Plan, task: Task, key: bytes, deployed: 
         "recipe": recipe.digest,
         "population": len(plan.weights),
         "fresh_cohorts": True,
+        **({"restarts": True} if plan.event.whole_run else {}),
         "delta": plan.delta,
         "accountant": plan.accountant,
         "adjacency": plan.event.adjacency,

@@ -25,6 +25,7 @@ from confide.federated.parameters import Layout, flatten
 from confide.federated.probe import Probe, Signal
 from confide.federated.state import State
 from confide.federated.task import Task
+from confide.privacy.accountant import epsilon
 from confide.privacy.events import Event
 from confide.privacy.ledger import Ledger
 from confide.privacy.plan import Plan, Release
@@ -140,3 +141,11 @@ class Loop:
     def charges(self) -> int:
         """How many charges the ledger holds: one a step, or one for a whole run of correlated noise."""
         return len(self.ledger.charged()) if self.plan.event.whole_run else self.ledger.count
+
+    @property
+    def epsilon_so_far(self) -> float:
+        """Epsilon for the progress display; that of a whole run of correlated noise, once it has begun."""
+        whole, delta = self.plan.event.whole_run, self.plan.delta
+        if whole and delta is not None:
+            return epsilon(self.ledger.charged(), delta, self.plan.accountant)
+        return self.plan.epsilon_so_far(self.charges)

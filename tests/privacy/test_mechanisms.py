@@ -367,7 +367,6 @@ def test_an_adaptive_run_is_the_same_with_workers_and_after_a_kill(tmp_path: Pat
         (["privacy.mechanism=banded"], r"sampling\.kind=poisson: privacy\.mechanism=banded needs"),
         (["sampling.kind=cyclic"], r"sampling\.kind=cyclic: independent noise gains nothing"),
         (["privacy.bands=3"], r"privacy\.bands: only used with"),
-        ([*BANDED, "privacy.source=system"], r"privacy\.source=system: cannot be combined"),
         ([*BANDED, "privacy.trust=local"], r"privacy\.trust=local: cannot be combined"),
         ([*BANDED, "privacy.target_epsilon=null", "privacy.noise_scale=1"], r"privacy\.noise_scale: not defined"),
         ([*BANDED, ADAPTIVE], r"bounding\.adaptive: banded noise is made for one bound"),

@@ -4,8 +4,13 @@ Both give proven upper bounds for a composition of Gaussian releases; PLD is the
 mathematics. It composes PLDs by a Fourier transform in double precision, whose rounding moves delta by up to 2e-13 in
 either direction. Down to `PLD_DELTA` that is less than the room that the grid of losses leaves. Below it PLD is no
 upper bound any more, and RDP, which computes with logarithms, answers in its place. A cohort of fixed size is only
-known to the RDP accountant, with replace-one adjacency. Steps of correlated noise are one Gaussian together: their
-ledger hands over one event for all of them (`Ledger.charged`).
+known to the RDP accountant, with replace-one adjacency. Steps of correlated noise are one Gaussian together, or one
+sampled Gaussian for each turn of a group: their ledger hands over one event for all of them (`Ledger.charged`).
+
+Cohorts that are cut down to a largest size (`Event.most`) differ from Poisson cohorts only where more users were drawn,
+which in a run happens with a probability of at most c, the sum of the events' `overflow`, on either of two adjacent
+data sets. So epsilon of plain Poisson sampling at delta' holds at delta = delta' + (1 + e^epsilon) c (Chua et al. 2024,
+"Scalable DP-SGD: shuffling vs. Poisson subsampling"). It holds for both accountants and any adjacency.
 """
 
 from __future__ import annotations
@@ -46,15 +51,17 @@ def epsilon(events: Iterable[Event], delta: float, accountant: Accountant) -> fl
         return math.inf
     if len({event.adjacency for event in counts}) > 1:
         raise UserError("events with different adjacency cannot be composed: a run uses one sampler")
-    merged = Counter[_Key]()
+    merged, overflow = Counter[_Key](), 0.0
     for event, count in counts.items():
-        merged[_key(event)] += count
-    return _epsilon(tuple(sorted(merged.items())), delta, accountant_used(accountant, delta))
+        merged[_key(event)] += count * event.turns
+        overflow += count * event.overflow
+    return _with_overflow(tuple(sorted(merged.items())), delta, accountant, overflow)
 
 
 def noise_multiplier(target_epsilon: float, delta: float, steps: int, accountant: Accountant, template: Event) -> float:
     """The smallest noise multiplier with which `steps` events like `template` stay within the target."""
-    return _calibrate(target_epsilon, delta, steps, accountant_used(accountant, delta), _key(template)[:4])
+    releases, overflow = steps * template.turns, steps * template.overflow
+    return _calibrate(target_epsilon, delta, releases, accountant, _key(template)[:4], overflow)
 
 
 def shown(value: float | None) -> str:
@@ -82,7 +89,25 @@ def rough_epsilon(releases: Iterable[tuple[float, float, int]], delta: float) ->
 
 
 def _key(event: Event) -> _Key:
-    return event.sampler, event.cohort, event.population, event.rate, event.noise_multiplier
+    kind, rate = event.sampler, event.turn_rate
+    if kind == "cyclic_poisson":  # a turn is a Poisson-sampled release like any other
+        kind = "poisson" if rate < 1 else "everyone"
+    return kind, event.cohort, event.population, rate, event.noise_multiplier
+
+
+def _with_overflow(
+    counts: tuple[tuple[_Key, int], ...], delta: float, accountant: Accountant, overflow: float
+) -> float:
+    """Epsilon where cohorts were cut down with this probability: a part of delta goes to that, never too small."""
+    share = 0.0
+    while share < 1:
+        left = delta * (1 - share)
+        found = _epsilon(counts, left, accountant_used(accountant, left))
+        needed = overflow * (1 + math.exp(min(found, 700.0))) / delta
+        if needed <= share:
+            return found
+        share = 1.25 * needed
+    return math.inf
 
 
 @lru_cache(maxsize=4096)
@@ -159,10 +184,11 @@ def _interval(releases: list[tuple[float, float, int]], sampled: bool, delta: fl
 
 @lru_cache(maxsize=256)
 def _calibrate(
-    target: float, delta: float, steps: int, accountant: Accountant, sampled: tuple[Sampler, float, int, float]
-) -> float:
+    target: float, delta: float, steps: int, accountant: Accountant, sampled: tuple[Sampler, float, int, float],
+    overflow: float,
+) -> float:  # fmt: skip
     def spent(z: float) -> float:
-        return _epsilon((((*sampled, z), steps),), delta, accountant)
+        return _with_overflow((((*sampled, z), steps),), delta, accountant, overflow)
 
     # Epsilon falls as the noise grows: bracket the target, then halve, always keeping the side that is within it.
     high = 1.0
@@ -172,6 +198,7 @@ def _calibrate(
             raise UserError(
                 f"privacy.target_epsilon={target} cannot be reached at delta={delta} with {steps} central steps; "
                 "raise the target, or lower run.steps or sampling.cohort"
+                + (", or raise sampling.most" if overflow else "")
             )
     low = high / 2
     while low > 1e-2 and spent(low) <= target:

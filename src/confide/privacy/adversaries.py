@@ -7,8 +7,9 @@ them, and how much of the noise they know. They follow the protocol, and nothing
 * **Central trust.** The server adds the noise, so nothing is stated against it. Clients see the models, as everybody
   may, and know of themselves whether they took part. With Poisson cohorts that says nothing about others, whose coins
   are independent, and where everybody takes part or the schedule is public there is nothing to know: any number of them
-  faces the same epsilon. In a cohort of fixed size, c clients that are not in it leave its places to K - c users, so
-  against them the rate is S / (K - c).
+  faces the same epsilon. (Cohorts with a largest size differ from Poisson cohorts so seldom that the share of delta for
+  it covers what clients know of their own part too.) In a cohort of fixed size, c clients that are not in it leave its
+  places to K - c users, so against them the rate is S / (K - c).
 * **Distributed trust.** See `confide.privacy.trust.server_view`.
 * **Local trust.** A message is protected by itself, and everything that anybody sees is made from messages.
 """
@@ -31,7 +32,7 @@ from confide.settings import Section
 
 COLLUDING = (1, 2, 5, 10)
 """Numbers of colluding clients that an epsilon is stated for, where it depends on the number."""
-_NOT_HIDDEN = ("poisson", "everyone", "cyclic")
+_NOT_HIDDEN = ("poisson", "everyone", "cyclic", "cyclic_poisson")
 """Samplers of which a client learns nothing about others from its own part."""
 Who = Literal["models", "server", "clients", "server and clients"]
 
@@ -79,7 +80,7 @@ def _local(spent: float) -> Iterator[Adversary]:
 
 def _central(events: Sequence[Event], spent: float, delta: float, kind: Accountant) -> Iterator[Adversary]:
     sampler = events[0].sampler if events else "everyone"
-    hidden = sampler in ("poisson", "fixed")
+    hidden = sampler in ("poisson", "fixed", "cyclic_poisson")
     secret = "who took part stays secret, and the noise is unknown" if hidden else "the noise is unknown"
     yield Adversary(who="models", epsilon=spent, because=f"every model of the run may be seen; {secret}")
     if sampler in _NOT_HIDDEN:

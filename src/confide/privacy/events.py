@@ -12,10 +12,13 @@ back from there, so what is accounted for is what was written before the release
 | cyclic   | one of `separation` fixed groups, in turn    | leave out a user          | one Gaussian (factorisation)  |
 | local    | any; every message is protected by itself    | replace a user's data     | T Gaussians of z / 2          |
 
+A sampler `cyclic_poisson` takes each user of the group whose turn it is with probability `turn_rate`. Its adjacency is
+that of cyclic, and a run costs `turns` = T / `separation`, rounded up, sampled Gaussians (`factorisation`).
+
 For a cohort of fixed size, adding or removing a user does not apply (the size would change); a user's data are
 replaced by another's, and the sum can move by twice the bound. For local noise the server knows who sent what, so
 nothing is gained from sampling and any two data sets of a user are compared. The event carries its adjacency, so
-that nobody compares them by mistake.
+that nobody compares them by mistake. With `most`, Poisson cohorts are cut down to that many users (`overflow`).
 
 Counters (Andrew et al. 2021). When the bound is adapted, or figures are released (`confide.privacy.metrics`), a step
 also releases `counters` noisy sums, to each of which a user adds a number from -1/2 to +1/2, with noise `count_noise`
@@ -35,12 +38,13 @@ from typing import Any, Literal, get_args
 
 from confide.errors import UserError
 
-Sampler = Literal["poisson", "fixed", "everyone", "cyclic", "local"]
+Sampler = Literal["poisson", "fixed", "everyone", "cyclic", "cyclic_poisson", "local"]
 ADJACENCY: dict[Sampler, str] = {
     "poisson": "add-or-remove one user",
     "everyone": "add-or-remove one user",
     "fixed": "replace one user",
     "cyclic": "leave out one user, with a public schedule",
+    "cyclic_poisson": "leave out one user, with public groups",
     "local": "replace one user's data, against the server itself",
 }
 
@@ -75,6 +79,8 @@ class Event:
     """Cyclic: for how many steps the noise is made; a release beyond them is not covered."""
     bands: int = 0
     """Cyclic: how many steps the noise is correlated over."""
+    most: int = 0
+    """Poisson: the largest cohort, to which larger draws are cut down; 0 where there is none."""
 
     @property
     def adjacency(self) -> str:
@@ -87,7 +93,32 @@ class Event:
     @property
     def whole_run(self) -> bool:
         """Whether all steps together are one release, as with noise that is correlated over them."""
-        return self.sampler == "cyclic"
+        return self.sampler in ("cyclic", "cyclic_poisson")
+
+    @property
+    def turns(self) -> int:
+        """How many sampled releases of a user's group the event stands for."""
+        return -(-self.rounds // self.separation) if self.sampler == "cyclic_poisson" else 1
+
+    @property
+    def turn_rate(self) -> float:
+        """With which probability a user is in a step that it can be in."""
+        return turn_rate(self.rate, self.separation) if self.sampler == "cyclic_poisson" else self.rate
+
+    @property
+    def overflow(self) -> float:
+        """At most how likely it is that a cohort of this event had to be cut down to `most` users.
+
+        One user more than there are is counted, for the data set with one more.
+        """
+        if self.most == 0:
+            return 0.0
+        from scipy import stats  # type: ignore[import-untyped]
+
+        grouped = self.sampler == "cyclic_poisson"
+        users = -(-self.population // self.separation) if grouped else self.population
+        one = float(stats.binom.sf(self.most, users + 1, self.turn_rate))
+        return min(1.0, one * (self.rounds if grouped else 1))
 
     @property
     def update_multiplier(self) -> float:
@@ -104,23 +135,30 @@ class Event:
         return 1 / math.sqrt(left)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Write the event down; `most` only where it is used, as in ledgers from before it was there."""
+        return {name: value for name, value in asdict(self).items() if name != "most" or value}
 
     @staticmethod
     def from_json(document: object) -> Event:
         """Read an event back; anything that is not exactly an event is refused."""
         names = {each.name for each in fields(Event)}
         try:
-            if isinstance(document, dict) and document.keys() == names and _is_known(event := Event(**document)):
+            complete = isinstance(document, dict) and document.keys() | {"most"} == names
+            if isinstance(document, dict) and complete and _is_known(event := Event(**document)):
                 return event
         except (TypeError, UserError):
             pass
         raise UserError(f"event {document!r} is not one that the accountant knows; it is refused")
 
 
+def turn_rate(rate: float, groups: int) -> float:
+    """With which probability a user is drawn in the turn of its group, where a share `rate` of all users is drawn."""
+    return min(1.0, rate * groups)
+
+
 def _is_known(event: Event) -> bool:
     numbers = (event.rate, event.cohort, event.population, event.noise_multiplier, event.count_noise)
-    counts = (event.counters, event.separation, event.rounds, event.bands)
+    counts = (event.counters, event.separation, event.rounds, event.bands, event.most)
     columns_overlap = event.whole_run and event.private and not 0 < event.bands <= event.separation
     return (
         event.sampler in get_args(Sampler)
@@ -130,6 +168,8 @@ def _is_known(event: Event) -> bool:
         and (0 < event.rate <= 1 and 0 < event.cohort <= event.population and event.noise_multiplier >= 0)
         and not (event.counters > 0 and event.private and event.count_noise <= 0)
         and not columns_overlap
+        and (event.sampler != "cyclic_poisson" or 0 < event.rate * event.separation <= 1 + 1e-9)
+        and (event.most == 0 or event.sampler in ("poisson", "cyclic_poisson"))
         and event.update_multiplier >= event.noise_multiplier
     )
 

@@ -1,4 +1,4 @@
-"""DP-FTRL by a banded matrix factorisation: noise that is correlated over rounds, without a sampling assumption.
+"""DP-FTRL by a banded matrix factorisation: noise that is correlated over rounds, with or without sampling.
 
 What training needs are prefix sums of the aggregated updates, A G with A the lower-triangular matrix of ones. The
 matrix mechanism factorises A = B C, adds noise to C G and multiplies by B; a server that runs any optimiser does the
@@ -21,8 +21,22 @@ It assumes that
 * no more than `rounds` rounds are released. Stopping earlier is covered, and costs what those rounds cost;
 * each fresh normal vector is used for one release. If a round is made again with other noise, both releases count:
   runs in which no round was made more than m times cost no more than m of these Gaussian mechanisms.
-Nothing is gained from sampling: with small cohorts and a small epsilon, independent noise that is amplified by Poisson
-sampling can be better, and the benchmark prints where.
+
+Amplified (`sampling.kind: cyclic_poisson`; Choquette-Choo et al. 2023). Deal the users into
+b groups, b being at least the number of bands. In round t every user of group t mod b takes part with probability p,
+independently of all other draws. Then T rounds are no worse than ceil(T / b) Gaussian mechanisms one after the other,
+each of them Poisson-sampled with rate p, with z = (deviation of Z) / (norm of a column of C). Why: a user who takes
+part in round t moves the rows t to t + bands - 1 of C G, by that column times its contribution, which the releases
+before t decide. Its next chance comes in round t + b, whose rows are others. So the rows t to t + b - 1 are one sampled
+Gaussian release given what came before, and a user has ceil(T / b) chances. It assumes beside the points above that
+* the groups do not depend on data, and neither does p: both are public. Adjacency is leaving out one user as before;
+* nobody who sees a release knows who was drawn.
+With b = 1 this is DP-SGD with Poisson sampling, and with p = 1 it is nearly the schedule of turns without sampling.
+
+Where noise cannot be drawn again, it begins anew after a stop (`start`): rows after it do not know the rows before it.
+A column that a stop cuts is shorter, and each release of a round is one turn of its group, also where a round is made
+again. So a run costs what the turns in its ledger cost, the most of any group, and a stop by itself costs nothing. It
+costs accuracy: the noise of the rounds before the stop is not taken back any more.
 
 Differs from the papers: C is Toeplitz also when optimised (the first paper optimises every entry), so that a few
 numbers describe it and a round needs no table; sensitivity counts the columns at the end of the run at their true,
@@ -136,6 +150,12 @@ def init(bands: int, like: Tensor) -> dict[str, Tensor]:
     return {"ring": like.new_zeros((bands - 1, *like.shape)), "step": torch.zeros((), dtype=torch.int64)}
 
 
+def start(state: dict[str, Tensor]) -> None:
+    """Begin again with round 0, in place: what follows does not know what came before."""
+    state["ring"].zero_()
+    state["step"].zero_()
+
+
 def next_noise(coefficients: Array, state: dict[str, Tensor], fresh: Tensor, step: int) -> Tensor:
     """Row `step` of C^-1 Z, by y_t = z_t - sum_j c_j y_(t-j) (Choquette-Choo et al. 2023, Algorithm 9).
 
@@ -143,18 +163,29 @@ def next_noise(coefficients: Array, state: dict[str, Tensor], fresh: Tensor, ste
     the result does not depend on threads. Rounds come in order and once each: with another history the noise would not
     be the one that is accounted for.
     """
-    _check_coefficients(coefficients)
-    ring = state["ring"]  # (bands - 1, parameters)
     if step != int(state["step"]):
         raise ValueError(f"step={step} but the noise has been drawn up to step {int(state['step'])}")
-    if len(ring) != len(coefficients) - 1 or ring.shape[1:] != fresh.shape or ring.dtype != fresh.dtype:
-        raise ValueError(f"a ring of {tuple(ring.shape)} {ring.dtype} for {tuple(fresh.shape)} {fresh.dtype}")
-    for lag, coefficient in enumerate(coefficients[1:].tolist(), start=1):
-        fresh.sub_(ring[(step - lag) % len(ring)], alpha=coefficient)
-    if len(ring) > 0:
-        ring[step % len(ring)].copy_(fresh)
-    state["step"].add_(1)
+    take_back(coefficients, state, fresh)
+    remember(state, fresh)
     return fresh
+
+
+def take_back(coefficients: Array, state: dict[str, Tensor], out: Tensor, scale: float = 1.0) -> None:
+    """Subtract the share of the earlier rows that the next row takes back, in place: scale sum_j c_j y_(t-j)."""
+    _check_coefficients(coefficients)
+    ring, step = state["ring"], int(state["step"])  # (bands - 1, parameters)
+    if len(ring) != len(coefficients) - 1 or ring.shape[1:] != out.shape or ring.dtype != out.dtype:
+        raise ValueError(f"a ring of {tuple(ring.shape)} {ring.dtype} for {tuple(out.shape)} {out.dtype}")
+    for lag, coefficient in enumerate(coefficients[1:].tolist(), start=1):
+        out.sub_(ring[(step - lag) % len(ring)], alpha=scale * coefficient)
+
+
+def remember(state: dict[str, Tensor], row: Tensor) -> None:
+    """Keep y_t for the rows after it."""
+    ring, step = state["ring"], int(state["step"])
+    if len(ring) > 0:
+        ring[step % len(ring)].copy_(row)
+    state["step"].add_(1)
 
 
 # The schedule.
@@ -171,15 +202,19 @@ def cyclic_separation(population: int, cohort: int) -> int:
 
 
 def cyclic_cohort(population: int, cohort: int, seed: int, step: int) -> NDArray[np.int64]:
-    """The users of round `step`, in rising order: group (step mod separation) of a division made once.
+    """The users of round `step`, in rising order: one of `cyclic_separation` groups.
 
     Sizes of groups differ by at most one, so the share of users in a round is 1 / separation, not cohort / population.
     """
-    separation = cyclic_separation(population, cohort)
-    group = step % separation
-    small, larger = divmod(population, separation)
-    start = group * small + min(group, larger)
-    return np.sort(_order(population, seed)[start : start + small + (group < larger)])
+    return group_of(population, cyclic_separation(population, cohort), seed, step)
+
+
+def group_of(population: int, groups: int, seed: int, step: int) -> NDArray[np.int64]:
+    """The users of group (step mod groups), in rising order, of a division that was made once, without any data."""
+    group = step % groups
+    small, larger = divmod(population, groups)
+    first = group * small + min(group, larger)
+    return np.sort(_order(population, seed)[first : first + small + (group < larger)])
 
 
 @lru_cache(maxsize=1)

@@ -34,6 +34,8 @@ ASSUMED = {
     "fixed": "{cohort:g} of {population} users, drawn without replacement; who took part stays secret",
     "everyone": "all users in every step",
     "cyclic": "a public schedule: a user's turns are {separation} steps apart",
+    "cyclic_poisson": "groups that are public and take turns, {separation} steps apart; every user of the group "
+    "independently, with probability {turn_rate:.6g}; who took part stays secret",
     "local": "nothing: a user is charged as if it had been in every step",
 }
 
@@ -193,7 +195,12 @@ def _sampled(header: dict[str, Any], events: Sequence[Event]) -> Sampled | None:
         return None
     event = max(events, key=lambda each: each.rate)
     words = ASSUMED.get(event.sampler, event.sampler)
-    said = words.format(rate=event.rate, cohort=event.cohort, population=event.population, separation=event.separation)
+    said = words.format(
+        rate=event.rate, cohort=event.cohort, population=event.population, separation=event.separation,
+        turn_rate=event.turn_rate,
+    )  # fmt: skip
+    if event.most:
+        said += f"; of more than {event.most} a random part of so many was kept, which is part of delta"
     return Sampled(
         assumed=event.sampler, assumed_said=said, done=header.get("sampler"), drawn_from=header.get("noise_source"),
         rate=event.rate, population=event.population,
@@ -207,7 +214,7 @@ def _noise(header: dict[str, Any], events: Sequence[Event]) -> Noise:
 
 def _public(header: dict[str, Any], events: Sequence[Event]) -> list[str]:
     found = ["the recipe, and how many users there are: rate, divisor and noise are computed with it"]
-    if any(event.sampler == "cyclic" for event in events):
+    if any(event.whole_run for event in events):
         found.append("the schedule: whose turn it is in which step")
     if _trust(header, events) != "central":
         found.append("to the server: who takes part in which round")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -100,8 +101,8 @@ class Ledger:
     def charged(self) -> list[Event]:
         """List the events that an accountant composes: one for each line.
 
-        Correlated noise makes one release of all steps together, which counts once for each time that it was made: a
-        step that was made m times stands for m runs.
+        Correlated noise makes one release of all steps together, which is charged as a whole with its first line, and
+        for more where steps were made again (`_whole_run`).
         """
         whole = [entry for entry in self.entries if entry.event.whole_run and entry.event.private]
         if not whole and (self.fresh_cohorts or self.header.get("for_release")):
@@ -113,7 +114,31 @@ class Ledger:
             raise UserError(
                 "the ledger has releases that the noise of this run was not made for; there is no guarantee"
             )
-        return [whole[0].event] * max(Counter(entry.step for entry in whole).values())
+        return self._whole_run(whole)
+
+    @property
+    def restarts(self) -> bool:
+        """Whether correlated noise begins anew where a step is made again, as in all runs but old ones."""
+        return bool(self.header.get("restarts"))
+
+    def _whole_run(self, lines: list[Entry]) -> list[Event]:
+        """List what all steps of correlated noise cost together, some of them perhaps made again.
+
+        Each line is a turn of its group, and no column of C is longer than a whole one. Sampled turns are counted: as
+        many as the group with the most lines has. Turns without sampling are one Gaussian, whose squared sensitivity
+        grows by a whole column a line; a planned run has at least `full` of these. Without restarts a user's turn may
+        be in the noise of two histories: a step that was made m times then stands for m runs.
+        """
+        event, repeats = lines[0].event, max(Counter(entry.step for entry in lines).values())
+        if repeats == 1 or not self.restarts:
+            return [event] * repeats
+        turns = max(Counter(entry.step % event.separation for entry in lines).values())
+        if event.sampler == "cyclic_poisson":
+            return [replace(event, rounds=max(event.rounds, turns * event.separation))]
+        planned, last = divmod(event.rounds, event.separation)
+        full = max(1, planned + (last >= event.bands))
+        more = min(max(1.0, turns / full), repeats)
+        return [replace(event, noise_multiplier=event.noise_multiplier / math.sqrt(more))]
 
     def _joined(self) -> list[Event]:
         """List one event for each step of a seeded run from before attempts had cohorts of their own.
@@ -141,6 +166,11 @@ class Ledger:
             body = {"step": step, "attempt": attempt, "environment": environment, "event": event.to_json()}
             self._write(body, entry)
         return attempt
+
+    def line_of(self, step: int) -> int:
+        """Return the number of the line, counted from 0, that stands for the last attempt at `step`."""
+        past = self.latest[step]
+        return next(n for n in reversed(range(len(self.entries))) if self.entries[n] is past)
 
     def next_attempt(self, step: int, event: Event, environment: str, repeatable: bool = True) -> int:
         """Return which attempt at `step` its next release will be: the last one, if that can be repeated to the bit."""

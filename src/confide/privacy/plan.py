@@ -69,8 +69,9 @@ class Plan:
         return self.event.rate
 
     def cohort(self, step: int, attempt: int = 0) -> np.ndarray:
-        seed = self.seed if self.source.repeatable else None
-        return draw_cohort(self.sampler, self.cohort_size, len(self.weights), seed, step, attempt)
+        seed, population = self.seed if self.source.repeatable else None, len(self.weights)
+        groups, most = self.event.separation, self.event.most
+        return draw_cohort(self.sampler, self.cohort_size, population, seed, step, attempt, groups, most)
 
     def noisy_shares(self, counts: Tensor, event: Event, step: int, attempt: int) -> Tensor:
         """Of each counter, the mean over users of what they count for, 0 to 1, from the sum of their -1/2 to +1/2.
@@ -132,7 +133,8 @@ class Release:
         self._check_recorded()
         if self.from_users:
             return None
-        occasion = Occasion(self.event, self.cohort, self.step, self.attempt, memory, own)
+        line = self.ledger.line_of(self.step)
+        occasion = Occasion(self.event, self.cohort, self.step, self.attempt, memory, line, own)
         return self.plan.mechanism.release(total, occasion)
 
     def noisy_shares(self, counts: Tensor) -> Tensor:
@@ -184,13 +186,21 @@ def make_plan(
             )
         count_noise = count_noise or privacy.metrics.noise
     kind = sampler_of(sampling, population)
-    separation = factorisation.cyclic_separation(population, sampling.cohort) if kind == "cyclic" else 0
-    rate = 1 / separation if separation else sampling.cohort / population
+    grouped = kind in ("cyclic", "cyclic_poisson")
+    separation = factorisation.cyclic_separation(population, sampling.cohort) if grouped else 0
+    rate = 1 / separation if kind == "cyclic" else sampling.cohort / population
+    most = sampling.most or 0 if kind in ("poisson", "cyclic_poisson") else 0
     source: Source = System() if privacy.source == "system" else Seeded(seed)
     mechanism = mechanism_of(privacy, follows)(
         Setting(
             privacy, kind, rate, sampling.cohort, separation, weights, bound, steps, source, names, sizes, counters,
-            count_noise,
+            count_noise, most,
         )
     )  # fmt: skip
-    return Plan(seed, steps, kind, sampling.cohort, weights, privacy.delta, privacy.accountant, source, mechanism)
+    plan = Plan(seed, steps, kind, sampling.cohort, weights, privacy.delta, privacy.accountant, source, mechanism)
+    if most and plan.event.private and math.isinf(plan.epsilon(plan.charges(steps))):
+        raise UserError(
+            f"sampling.most={most}: {steps} cohorts have to be cut down to that with a probability of "
+            f"{plan.charges(steps) * plan.event.overflow:.2g}, which is too much for delta={privacy.delta:g}; raise it"
+        )
+    return plan

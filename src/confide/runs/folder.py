@@ -262,7 +262,7 @@ def _make_steps(folder: Path, loop: Loop, state: State, quiet: bool) -> None:
                 files.sync()
                 _save(folder, loop, state)
                 raise
-            record["epsilon"] = finite(loop.plan.epsilon_so_far(loop.charges))
+            record["epsilon"] = finite(loop.epsilon_so_far)
             seconds = dict(recorded.seconds)
             if loop.recipe.is_evaluated(state.step):
                 began = time.perf_counter()

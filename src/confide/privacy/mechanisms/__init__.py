@@ -63,7 +63,7 @@ def refusals(asked: Asked) -> list[str]:
     if (privacy.mechanism == PYTHON) != (privacy.factory is not None):
         return ["privacy.factory: required by mechanism python, module:Class, and only used by it"]
     kind = mechanism_of(privacy, asked.follows)
-    problems = [*kind.refusals(asked), *kind.metrics_refusals(asked)]
+    problems = [*asked.sampling.refusals, *kind.refusals(asked), *kind.metrics_refusals(asked)]
     for other in MECHANISMS:
         given = [key for key in other.keys if key not in kind.keys and getattr(privacy, key, None)]
         problems += [f"privacy.{key}: only used with privacy.mechanism: {other.name}" for key in given]

@@ -120,6 +120,8 @@ class Setting:
     """How many sums of the users' bounded values a step releases: counts of an adaptive bound, and figures."""
     count_noise: float | None = None
     """The deviation of the noise on each sum, where the recipe says it."""
+    most: int = 0
+    """The largest cohort, to which larger draws are cut down; 0 where there is none."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,8 @@ class Occasion:
     attempt: int
     memory: dict[str, Tensor] = field(default_factory=dict)
     """What correlated noise remembers; part of the run's state."""
+    line: int | None = None
+    """Which release of the ledger it is; none: the one after the last that the memory knows."""
     own: np.ndarray | None = None  # (users,)
     """CAR: the deviation of the noise on each user's message."""
 
@@ -237,9 +241,9 @@ class Mechanism:
                 "privacy.accountant=pld: has no proof for cohorts of fixed size; "
                 "use accountant: rdp, or sampling.kind: poisson"
             )
-        if asked.sampling.kind == "cyclic" and "cyclic" not in cls.samplers:
+        if asked.sampling.kind.startswith("cyclic") and asked.sampling.kind not in cls.samplers:
             problems.append(
-                "sampling.kind=cyclic: independent noise gains nothing from a schedule; "
+                f"sampling.kind={asked.sampling.kind}: independent noise gains nothing from a schedule; "
                 "use privacy.mechanism: banded (bands: 1 is independent noise), or sampling.kind: poisson"
             )
         return problems
@@ -273,7 +277,7 @@ class Mechanism:
         given = self.setting
         return Event(
             self.sampler, given.rate, given.cohort, len(given.weights), 0.0, self.sensitivity(given.bound),
-            separation=given.separation,
+            separation=given.separation, most=given.most,
         )  # fmt: skip
 
     def sensitivity(self, bound: float) -> float | None:

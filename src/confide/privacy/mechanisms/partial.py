@@ -64,9 +64,10 @@ class Partial(Mechanism):
                 "privacy.source=system: cannot be combined with privacy.mechanism: partial, an analysis that has no "
                 "guarantee to release with"
             )
-        if asked.sampling.kind == "cyclic":
+        if asked.sampling.kind.startswith("cyclic"):
             problems.append(
-                "sampling.kind=cyclic: cannot be combined with privacy.mechanism: partial; use poisson or fixed"
+                f"sampling.kind={asked.sampling.kind}: cannot be combined with privacy.mechanism: partial; "
+                "use poisson or fixed"
             )
         if asked.follows is not None:
             problems.append("bounding.adaptive: cannot be combined with privacy.mechanism: partial; leave it out")

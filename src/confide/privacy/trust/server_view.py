@@ -61,7 +61,7 @@ def server_view(entries: Sequence[Entry], delta: float, kind: Accountant, left: 
     least = min(entry.event.noise_multiplier for entry in entries)
     # Where cohorts have a fixed size a user's data are replaced, as with local noise; otherwise they are left out.
     known = replace(
-        event, sampler="local" if event.sampler == "fixed" else "everyone", rate=1.0,
+        event, sampler="local" if event.sampler == "fixed" else "everyone", rate=1.0, most=0,
         noise_multiplier=least * math.sqrt(left),
     )  # fmt: skip
     return ServerView(most, accountant.epsilon([known] * most, delta - more, kind))
