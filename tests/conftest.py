@@ -190,6 +190,57 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Literal["c
     return make
 
 
+_HEARING: dict[str, Any] = {
+    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
+    "conv_dim": (8, 8, 8), "conv_stride": (5, 8, 8), "conv_kernel": (10, 8, 8), "num_feat_extract_layers": 3,
+    "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2, "initializer_range": 0.5,
+}  # fmt: skip
+_STABLE = {"do_stable_layer_norm": True, "feat_extract_norm": "layer"}
+_WITH_DECODER = {"decoder_attention_heads": 2, "decoder_layers": 1, "decoder_ffn_dim": 16}
+_MARKS = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0, "decoder_start_token_id": 0, "vocab_size": 8}
+SPEECH_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "wav2vec2": ("Wav2Vec2", _HEARING),
+    "wav2vec2-stable": ("Wav2Vec2", {**_HEARING, **_STABLE}),
+    "hubert": ("Hubert", _HEARING),
+    "wavlm": ("WavLM", _HEARING),
+    "wavlm-stable": ("WavLM", {**_HEARING, **_STABLE}),
+    "data2vec": ("Data2VecAudio", _HEARING),
+    "moonshine": ("Moonshine", {
+        "hidden_size": 16, "intermediate_size": 32, "encoder_num_hidden_layers": 2, "decoder_num_hidden_layers": 1,
+        "encoder_num_attention_heads": 2, "decoder_num_attention_heads": 2, "initializer_range": 0.5,
+    }),
+    "whisper": ("Whisper", {
+        "d_model": 16, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 32, "init_std": 0.5,
+        "max_source_positions": 400, **_WITH_DECODER, **_MARKS,
+    }),
+}  # fmt: skip
+"""Class and configuration of a random speech encoder of each family, two blocks, 16 wide."""
+
+
+@pytest.fixture(scope="session")
+def tiny_speech_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a random speech encoder of one of the families in SPEECH_MODELS."""
+    made: dict[str, Path] = {}
+
+    def make(family: str) -> Path:
+        import torch
+        import transformers
+
+        from confide.encoders.weights import quiet_transformers
+
+        library: Any = transformers
+        if family not in made:
+            name, config = SPEECH_MODELS[family]
+            with torch.random.fork_rng(), quiet_transformers():
+                torch.manual_seed(0)
+                model = getattr(library, f"{name}Model")(getattr(library, f"{name}Config")(**config))
+                made[family] = tmp_path_factory.mktemp(family)
+                model.save_pretrained(str(made[family]))
+        return made[family]
+
+    return make
+
+
 @pytest.fixture(scope="session")
 def tiny_encoder(tiny_model: Callable[..., Path]) -> Callable[..., Encoder]:
     """`tiny_encoder("causal", "mean", max_tokens=8)`."""

@@ -23,7 +23,7 @@ from confide.speech.corpus import Corpus, Utterance, read_audio
 from confide.speech.decode import greedy
 from confide.speech.features import FeatureSettings, log_mel
 from confide.speech.model import ModelSettings, forward, initial_parameters
-from confide.speech.store import FeatureStore, frames_needed, open_store
+from confide.speech.store import FeatureStore, LogMel, frames_needed, open_store
 from confide.speech.tokens import Tokens
 
 ENGLISH, PAPER = Tokens("en"), FeatureSettings()
@@ -57,7 +57,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 
 def _open(corpus: Corpus, folder: Path) -> FeatureStore:
-    return open_store(corpus, ENGLISH, PAPER, folder, quiet=True)
+    return open_store(corpus, ENGLISH, LogMel(PAPER), folder, quiet=True)
 
 
 @pytest.fixture
@@ -207,9 +207,9 @@ def test_changed_audio_text_settings_or_tokens_make_other_files(tmp_path: Path) 
     other.speakers["speaker-0"][0] = Utterance("0-0", "speaker-0", (audio / "0" / "0.flac",), 0.9, "nine")
     assert _open(other, cache).texts(0) == ["nine"]
     assert count() == 4
-    open_store(other, Tokens("de"), PAPER, cache, quiet=True)
+    open_store(other, Tokens("de"), LogMel(PAPER), cache, quiet=True)
     assert count() == 5
-    store = open_store(other, ENGLISH, PAPER.model_copy(update={"mels": 40}), cache, quiet=True)
+    store = open_store(other, ENGLISH, LogMel(PAPER.model_copy(update={"mels": 40})), cache, quiet=True)
     assert store.features(0, [0])[0].shape == (88, 40)
 
 
@@ -345,5 +345,5 @@ def test_the_cache_folder_is_the_users_unless_named(
 ) -> None:
     monkeypatch.delenv("CONFIDE_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert open_store(corpus, ENGLISH, PAPER, quiet=True).folder == tmp_path / "confide" / "features"
+    assert open_store(corpus, ENGLISH, LogMel(PAPER), quiet=True).folder == tmp_path / "confide" / "features"
     assert os.listdir(tmp_path / "confide") == ["features"]

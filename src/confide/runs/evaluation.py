@@ -132,7 +132,7 @@ def evaluate_speech(
 ) -> SpeechEvaluation:
     """Error rates on a corpus. `cache` is where features are kept."""
     recogniser.check_language(corpus.language, corpus.name)
-    store = open_store(corpus, recogniser.tokens, recogniser.features, cache, recogniser.model.stride, quiet=quiet)
+    store = open_store(corpus, recogniser.tokens, recogniser.network.front, cache, quiet=quiet)
     scores = recogniser.transcribe_store(store, quiet)[0].score()
     skipped = (*corpus.skipped, *store.skipped)
     return SpeechEvaluation(run, corpus.name, corpus.language, recogniser.decoder, scores, skipped)

@@ -51,6 +51,8 @@ _CHANGED = "{} was changed after the run began; nothing was done. Put it back, o
 _INPUTS = (fingerprint.KEY, "inputs_keyed")
 _SPENT = ("epsilon", "delta", "accountant", "adjacency", "noise_source", "for_release", "releases")
 RECIPE, MODEL = "recipe.yaml", "model.safetensors"
+ENCODER = "encoder"
+"""In the notes of a model's file: the digest of the frozen encoder that its tensors were trained on."""
 
 
 WritePage = Callable[[Path, Recipe, dict[str, Any]], object]
@@ -288,7 +290,9 @@ def _finish(folder: Path, loop: Loop, state: State, page: WritePage | None) -> d
     from safetensors.torch import save as serialise
 
     model = loop.layout.views(loop.final.model(state))
-    write_atomically(folder / MODEL, serialise({n: t.contiguous() for n, t in model.items()}))
+    encoder = loop.task.fingerprint.get("the encoder")
+    notes = None if encoder is None else {ENCODER: encoder}
+    write_atomically(folder / MODEL, serialise({n: t.contiguous() for n, t in model.items()}, notes))
     found = stated(folder)
     listed = spent(found)
     metrics, scores = score_model(loop.task, model)

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from confide.errors import UserError, require
 from confide.runs import folder
-from confide.runs.parameters import load_parameters
-from confide.speech import model
+from confide.runs.parameters import check_encoder, load_parameters
 from confide.speech.beam import BeamSearch, BeamSettings
 from confide.speech.corpora import CorpusSettings
 from confide.speech.corpus import Language
-from confide.speech.recogniser import Recogniser, model_settings
+from confide.speech.network import network_of
+from confide.speech.recogniser import Recogniser
 from confide.speech.settings import SpeechSettings
 from confide.speech.tokens import Tokens
 
@@ -38,13 +38,14 @@ def load_recogniser(run: Path, language_model: Path | None = None) -> Recogniser
         raise UserError(f"{run} holds a run of {task.kind}, which hears nothing; give one whose task is speech")
     require("speech", "speech recognition")
     tokens = Tokens(language_of(task.corpus))
-    settings = model_settings(task, tokens)
-    parameters = load_parameters(run, model.parameter_shapes(settings))
+    network = network_of(task, tokens)
+    check_encoder(run, network.encoder)
+    parameters = load_parameters(run, network.shapes())
     search = None
     if language_model is not None:
         with silent_libraries():
             search = BeamSearch(BeamSettings(language_model=language_model), tokens.names)
-    return Recogniser(tokens, task.features, settings, parameters, search)
+    return Recogniser(tokens, network, parameters, search)
 
 
 @contextmanager

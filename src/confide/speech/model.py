@@ -27,6 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 from confide.federated.taps import Derived, add_linear, layer_norm, linear
 from confide.settings import Section
+from confide.speech.pretrained import PretrainedSettings
 
 FRAME_SECONDS = 0.01  # a step of the features
 EPS_UTTERANCE, EPS_LAYER = 1e-7, 1e-5
@@ -64,6 +65,10 @@ class ModelSettings(Section):
     mels: int = Field(80, ge=1, description="filterbanks of the features")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of weights and activations while computing")
     checkpoint_activations: bool = Field(False, description="recompute blocks when going back: less memory, slower")
+    encoder: PretrainedSettings | None = Field(
+        None, exclude_if=lambda value: value is None,
+        description="a frozen pretrained encoder to train on, in place of everything else in this section",
+    )  # fmt: skip
 
     @model_validator(mode="before")
     @classmethod
@@ -74,11 +79,22 @@ class ModelSettings(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> ModelSettings:
+        if self.encoder is not None and (changed := self._changed()):
+            raise ValueError(f"{', '.join(changed)}: of the model that is trained whole; drop it, or drop encoder")
         if self.width % self.heads:
             raise ValueError(f"width={self.width} cannot be shared by heads={self.heads}; make it a multiple of them")
         if self.kernel < self.stride:
             raise ValueError(f"kernel={self.kernel} is below stride={self.stride}: frames would be skipped unseen")
         return self
+
+    def _changed(self) -> list[str]:
+        """Fields beside the encoder that are not what an empty section has."""
+        usual = PRESETS["tiny"]
+        return [
+            name
+            for name, field in ModelSettings.model_fields.items()
+            if name != "encoder" and getattr(self, name) != usual.get(name, field.default)
+        ]
 
 
 def parameter_shapes(settings: ModelSettings) -> dict[str, tuple[int, ...]]:

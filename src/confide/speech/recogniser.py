@@ -19,10 +19,8 @@ from confide.speech import model
 from confide.speech.beam import BeamSearch
 from confide.speech.corpus import Language
 from confide.speech.decode import Word, greedy, greedy_words
-from confide.speech.features import FeatureSettings, log_mel
-from confide.speech.model import ModelSettings
+from confide.speech.network import Network
 from confide.speech.scores import Transcribed
-from confide.speech.settings import SpeechSettings
 from confide.speech.store import FeatureStore
 from confide.speech.tokens import BOUNDARY, Tokens
 from confide.speech.transcribe import Transcript, transcribe
@@ -32,11 +30,10 @@ _BATCH_SECONDS = 60.0  # of audio that is decoded at once, with its padding
 
 @dataclass(frozen=True)
 class Recogniser:
-    """A model and its token set, features and decoder."""
+    """A model and its token set, network and decoder."""
 
     tokens: Tokens
-    features: FeatureSettings
-    model: ModelSettings
+    network: Network
     parameters: Mapping[str, Tensor]
     search: BeamSearch | None = None  # none: greedy decoding
 
@@ -54,8 +51,8 @@ class Recogniser:
     # Not inference_mode: what the model caches there could not be trained with afterwards.
     @torch.no_grad()
     def logits(self, features: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
-        """Logits (batch, output frames, tokens) of utterances (frames, mels), and how many frames of each count."""
-        return model.forward(self.model, self.parameters, *pad_features(features), None)
+        """Logits (batch, output frames, tokens) of utterances (frames, width), and how many frames of each count."""
+        return self.network.forward(self.parameters, *pad_features(features), None)
 
     def transcribe_store(self, store: FeatureStore, quiet: bool = True) -> tuple[Transcribed, float]:
         """Every utterance of a store with what is recognised in it, and the mean loss."""
@@ -83,7 +80,8 @@ class Recogniser:
 
     def transcribe(self, samples: np.ndarray) -> Transcript:
         """What a recording of any length says; samples (n,) are mono, at 16 kHz."""
-        return transcribe(samples, self._words, self.features.step * self.model.stride)
+        network = self.network
+        return transcribe(samples, self._words, network.frame_seconds, late=network.silence)
 
     def _texts(self, logits: Tensor, lengths: Tensor) -> list[str]:
         if self.search is None:
@@ -93,18 +91,13 @@ class Recogniser:
 
     def _words(self, samples: np.ndarray) -> list[Word]:
         """The words of a recording that is short enough for the model."""
-        features = log_mel(samples, self.features)
-        if len(features) < self.model.stride:  # shorter than one frame of the output
+        (features,) = self.network.front.make([samples])
+        if len(features) < self.network.front.stride:  # shorter than one frame of the output
             return []
         logits = self.logits([features])[0][0].numpy()
         if self.search is not None:
             return self.search.words(logits)
         return greedy_words(logits, self.tokens.decode, BOUNDARY)
-
-
-def model_settings(task: SpeechSettings, tokens: Tokens) -> ModelSettings:
-    """The recipe's model, with the features' number of inputs and the tokens' number of outputs."""
-    return task.model.model_copy(update={"tokens": tokens.size, "mels": task.features.mels})
 
 
 def pad_features(features: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:

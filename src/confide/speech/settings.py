@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from confide.federated.task import Task, TaskSection
 from confide.settings import LocalPath, Unit
@@ -42,6 +43,22 @@ class SpeechSettings(TaskSection):
             return Unit(name="random share of the utterances", person=False, origin="dealt")
         named = "speaker, by the corpus's client_id" if self.corpus.kind == "common_voice" else "speaker"
         return Unit(name=named, person=True, origin="found")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _augment_features_only(cls, given: Any) -> Any:
+        """SpecAugment is on unless a recipe says otherwise, but not for states of an encoder, which are no features."""
+        model = given.get("model") if isinstance(given, Mapping) else None
+        encoder = model.get("encoder") if isinstance(model, Mapping) else getattr(model, "encoder", None)
+        return {"augment": None, **given} if encoder is not None else given
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> SpeechSettings:
+        if self.model.encoder is not None and self.augment is not None:
+            raise ValueError("augment: masks log-mel features, and model.encoder has its own; drop augment")
+        if self.model.encoder is not None and self.features != FeatureSettings():
+            raise ValueError("features: model.encoder brings its own; drop features")
+        return self
 
     def make(self, seed: int) -> Task:
         from confide.speech.task import Speech

@@ -25,10 +25,11 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import safetensors
@@ -50,6 +51,61 @@ _NUMBERS = ("kept", "frames", "lengths", "tokens")  # what a speaker's file hold
 _REMEMBERED = 4_000  # utterances of computed sound whose features are kept in memory: 100 MB at 1.5 s each
 _NO_TEXT = "no text: nothing is left of it in the token set"
 _DAMAGES = (OSError, safetensors.SafetensorError, ValueError, KeyError, TypeError)  # from reading a damaged file
+
+
+class FrontEnd(Protocol):
+    """How samples become what a store keeps."""
+
+    @property
+    def key(self) -> str:
+        """Everything that decides the outcome."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Numbers of a frame."""
+        ...
+
+    @property
+    def stride(self) -> int:
+        """Frames that the model makes one frame of its output of."""
+        ...
+
+    @property
+    def together(self) -> float:
+        """Seconds of audio to give it at once; 0 for one utterance at a time."""
+        ...
+
+    def check(self, samples: np.ndarray) -> None:
+        """Raise `Undecodable` for an utterance (n,) that it cannot take."""
+        ...
+
+    def make(self, utterances: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Frames (frames, width) of each utterance (n,)."""
+        ...
+
+
+@dataclass(frozen=True)
+class LogMel:
+    """Log-mel features, of which the model takes every few frames."""
+
+    settings: FeatureSettings
+    stride: int = _STRIDE
+    together: float = 0.0
+
+    @property
+    def key(self) -> str:
+        return self.settings.model_dump_json()
+
+    @property
+    def width(self) -> int:
+        return self.settings.mels
+
+    def check(self, samples: np.ndarray) -> None:
+        """Take any."""
+
+    def make(self, utterances: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return [log_mel(samples, self.settings) for samples in utterances]
 
 
 @dataclass(frozen=True)
@@ -74,8 +130,7 @@ class FeatureStore:
 
     folder: Path
     token_set: Tokens
-    settings: FeatureSettings
-    stride: int
+    front: FrontEnd
     speakers: list[str]
     skipped: list[Skipped]
     _index: list[_Speaker]
@@ -135,7 +190,7 @@ class FeatureStore:
         known = self._remembered.get((user, index))
         if known is None:
             utterance = self._utterances[user][self._index[user].kept[index]]
-            known = log_mel(read_audio(utterance), self.settings).astype(np.float16)
+            known = self.front.make([read_audio(utterance)])[0].astype(np.float16)
             if len(self._remembered) < _REMEMBERED:  # whoever comes first stays: a cycle longer than this gains nothing
                 self._remembered[user, index] = known
         return known
@@ -144,7 +199,7 @@ class FeatureStore:
         """Make a file again that has changed since it was written."""
         if _read(path, speaker.name) is not None:
             return
-        again = _make(path, speaker.name, utterances, self.token_set, self.settings, self.stride)
+        again = _make(path, speaker.name, utterances, self.token_set, self.front)
         if again.checksum != speaker.checksum:
             raise UserError(
                 f"the audio of speaker {speaker.name} has changed since its features were made in {path}; "
@@ -153,16 +208,16 @@ class FeatureStore:
 
 
 def open_store(
-    corpus: Corpus, tokens: Tokens, settings: FeatureSettings, folder: Path | None = None,
-    stride: int = _STRIDE, quiet: bool = False,
-) -> FeatureStore:  # fmt: skip
+    corpus: Corpus, tokens: Tokens, front: FrontEnd, folder: Path | None = None, quiet: bool = False
+) -> FeatureStore:
     """The features of a corpus, made where `folder` (none: the user's cache) does not hold them yet."""
-    if any(utterance.made is not None for own in corpus.speakers.values() for utterance in own[:1]):
-        made = [_describe_made(name, own, tokens, settings, stride) for name, own in corpus.speakers.items()]
-        return _collect(corpus, made, Path(), tokens, settings, stride)
+    computed = any(utterance.made is not None for own in corpus.speakers.values() for utterance in own[:1])
+    if computed and isinstance(front, LogMel):  # what an encoder makes takes longer, and is kept as of recordings
+        made = [_describe_made(name, own, tokens, front) for name, own in corpus.speakers.items()]
+        return _collect(corpus, made, Path(), tokens, front)
     place = (folder or cache_folder() / "features").expanduser()
-    scheme = _SCHEME if settings.sample_rate == SAMPLE_RATE else _RESAMPLED
-    common = f"{scheme}\n{settings.model_dump_json()}\n{tokens.version}\n{stride}"
+    resampled = isinstance(front, LogMel) and front.settings.sample_rate != SAMPLE_RATE
+    common = f"{_RESAMPLED if resampled else _SCHEME}\n{front.key}\n{tokens.version}\n{front.stride}"
     paths = {name: _path(place, _key(common, name, own)) for name, own in corpus.speakers.items()}
     named = hashlib.sha256("\n".join(path.stem for path in paths.values()).encode())
     index_path = place / f"{named.hexdigest()[:32]}.index"
@@ -174,7 +229,7 @@ def open_store(
         done = len(found) - len(missing)
         with Reporter(f"features ({corpus.name})", len(found), done=done, quiet=quiet) as reporter:
             for name in missing:
-                found[name] = _make(paths[name], name, corpus.speakers[name], tokens, settings, stride)
+                found[name] = _make(paths[name], name, corpus.speakers[name], tokens, front)
                 reporter.advance(name)
         index = [
             speaker if speaker.audio else replace(speaker, audio=_digest_audio(corpus.speakers[name]))
@@ -182,12 +237,10 @@ def open_store(
             if speaker is not None
         ]
         _write(index_path, _pack_index(index))
-    return _collect(corpus, index, place, tokens, settings, stride)
+    return _collect(corpus, index, place, tokens, front)
 
 
-def _collect(
-    corpus: Corpus, index: list[_Speaker], place: Path, tokens: Tokens, settings: FeatureSettings, stride: int
-) -> FeatureStore:
+def _collect(corpus: Corpus, index: list[_Speaker], place: Path, tokens: Tokens, front: FrontEnd) -> FeatureStore:
     """The store of all who have something left to train on."""
     usable = [speaker for speaker in index if len(speaker.kept)]
     skipped = [Skipped(*item) for speaker in index for item in speaker.skipped]
@@ -199,7 +252,7 @@ def _collect(
         )
     names = [speaker.name for speaker in usable]
     utterances = [corpus.speakers[name] for name in names]
-    return FeatureStore(place, tokens, settings, stride, names, skipped, usable, utterances)
+    return FeatureStore(place, tokens, front, names, skipped, usable, utterances)
 
 
 def frames_needed(labels: Sequence[int]) -> int:
@@ -211,6 +264,8 @@ def _key(common: str, name: str, utterances: list[Utterance]) -> str:
     total = hashlib.sha256(f"{common}\n{name}\n".encode())
     for utterance in utterances:
         total.update(f"{utterance.id}\n{utterance.text}\n".encode())
+        if utterance.made is not None:
+            total.update(f"{utterance.made.address}\n".encode())
         for path in utterance.audio:
             try:
                 state = os.stat(path)
@@ -225,26 +280,22 @@ def _path(folder: Path, key: str) -> Path:
     return folder / key[:2] / f"{key}.safetensors"
 
 
-def _make(
-    path: Path, name: str, utterances: list[Utterance], tokens: Tokens, settings: FeatureSettings, stride: int
-) -> _Speaker:
+def _make(path: Path, name: str, utterances: list[Utterance], tokens: Tokens, front: FrontEnd) -> _Speaker:
     """Compute and write one speaker's file."""
-    kept, features, targets, skipped = [], [], [], []
-    for position, utterance in enumerate(utterances):
-        target = tokens.encode(utterance.text)
-        try:
-            if not target:
-                raise Undecodable(_NO_TEXT)
-            values = log_mel(read_audio(utterance), settings)
-            _check_label(target, len(values), stride)
-        except Undecodable as error:
-            skipped.append((utterance.id, str(error)))
-            continue
-        kept.append(position)
-        features.append(values.astype(np.float16))
-        targets.append(np.array(target, dtype=np.uint8))
+    kept, features, targets = [], [], []
+    skipped: list[tuple[str, str]] = []
+    for batch in _readable(utterances, tokens, front, skipped):
+        for (position, target, _), values in zip(batch, front.make([samples for *_, samples in batch]), strict=True):
+            try:
+                _check_label(target, len(values), front.stride)
+            except Undecodable as error:
+                skipped.append((utterances[position].id, str(error)))
+                continue
+            kept.append(position)
+            features.append(values.astype(np.float16))
+            targets.append(np.array(target, dtype=np.uint8))
     arrays: dict[str, np.ndarray] = {
-        "features": np.concatenate(features) if features else np.empty((0, settings.mels), dtype=np.float16),
+        "features": np.concatenate(features) if features else np.empty((0, front.width), dtype=np.float16),
         "kept": np.array(kept, dtype=np.int32),
         "frames": np.array([len(f) for f in features], dtype=np.int32),
         "lengths": np.array([len(t) for t in targets], dtype=np.int32),
@@ -258,18 +309,16 @@ def _make(
     return _Speaker(name, path.stem, len(content), checksum, audio, skipped, *numbers)
 
 
-def _describe_made(
-    name: str, utterances: list[Utterance], tokens: Tokens, settings: FeatureSettings, stride: int
-) -> _Speaker:
+def _describe_made(name: str, utterances: list[Utterance], tokens: Tokens, front: LogMel) -> _Speaker:
     """What the index says of a speaker whose sound is computed: all from its length and its address."""
     kept, frames, targets, skipped, addresses = [], [], [], [], []
     for position, utterance in enumerate(utterances):
         if utterance.made is None:
             raise TypeError(f"{utterance.id} is a recording among sound that is computed; a corpus has one kind only")
         target = tokens.encode(utterance.text)
-        there = frame_count(utterance.made.length * settings.sample_rate // SAMPLE_RATE, settings)
+        there = frame_count(utterance.made.length * front.settings.sample_rate // SAMPLE_RATE, front.settings)
         try:
-            _check_label(target, there, stride)
+            _check_label(target, there, front.stride)
         except Undecodable as error:
             skipped.append((utterance.id, str(error)))
             continue
@@ -290,9 +339,35 @@ def _check_label(target: Sequence[int], frames: int, stride: int) -> None:
         raise Undecodable(f"label too long: {needed} frames needed after the stride, {there} there")
 
 
+def _readable(
+    utterances: list[Utterance], tokens: Tokens, front: FrontEnd, skipped: list[tuple[str, str]]
+) -> Iterator[list[tuple[int, list[int], np.ndarray]]]:
+    """Utterances that have a text and can be read: position, target and samples, as many as go together."""
+    batch: list[tuple[int, list[int], np.ndarray]] = []
+    seconds = 0.0
+    for position, utterance in enumerate(utterances):
+        target = tokens.encode(utterance.text)
+        try:
+            if not target:
+                raise Undecodable(_NO_TEXT)
+            samples = read_audio(utterance)
+            front.check(samples)
+        except Undecodable as error:
+            skipped.append((utterance.id, str(error)))
+            continue
+        batch.append((position, target, samples))
+        seconds += len(samples) / SAMPLE_RATE
+        if seconds >= front.together:
+            yield batch
+            batch, seconds = [], 0.0
+    if batch:
+        yield batch
+
+
 def _digest_audio(utterances: list[Utterance]) -> str:
     """Digest the bytes of a speaker's recordings: of files, since decoded sound and features vary between machines."""
-    return digest(_recording(path) for utterance in utterances for path in utterance.audio)
+    made = [utterance.made.address for utterance in utterances if utterance.made is not None]
+    return digest(made or (_recording(path) for utterance in utterances for path in utterance.audio))
 
 
 def _recording(path: Path) -> bytes:

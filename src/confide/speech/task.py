@@ -22,7 +22,7 @@ from torch import Tensor
 
 from confide.errors import UserError, require
 from confide.federated.items import Items
-from confide.federated.local import LocalTraining
+from confide.federated.local import LocalTraining, Updates
 from confide.federated.one_pass import Pass
 from confide.federated.start import load_start
 from confide.federated.task import BasicTask
@@ -32,11 +32,15 @@ from confide.speech import model, together
 from confide.speech.augment import augment
 from confide.speech.corpora import read_corpus
 from confide.speech.corpus import Corpus, Skipped, count_by_reason
-from confide.speech.recogniser import Recogniser, model_settings, pad_features, pad_targets
+from confide.speech.head_updates import head_updates
+from confide.speech.network import Pretrained, network_of
+from confide.speech.recogniser import Recogniser, pad_features, pad_targets
 from confide.speech.scores import error_counts
 from confide.speech.settings import SpeechSettings
 from confide.speech.store import FeatureStore, open_store
 from confide.speech.tokens import Tokens
+
+_TOGETHER = 32  # users of a part that trains heads on kept states
 
 
 class Speech(BasicTask):
@@ -54,7 +58,7 @@ class Speech(BasicTask):
                 f"task.corpus is in {corpus.language!r} and task.test in {test.language!r}; one model has one token set"
             )
         self.tokens = Tokens(corpus.language)
-        self.model = model_settings(settings, self.tokens)
+        self.network = network_of(settings, self.tokens)
         self.store = self._open(corpus, quiet)
         self.test = self._open(test, quiet)
         self.skipped: list[Skipped] = [*corpus.skipped, *self.store.skipped]
@@ -68,18 +72,19 @@ class Speech(BasicTask):
         """Digest who said what for how long, and the recordings, which were digested when features were made."""
         names = ("the users' data", "the test data")
         listed = {name: digest(_describe(corpus)) for name, corpus in zip(names, self._listings, strict=True)}
-        return listed | {"the users' audio": digest(self.store.audio), "the test audio": digest(self.test.audio)}
+        listed |= {"the users' audio": digest(self.store.audio), "the test audio": digest(self.test.audio)}
+        encoder = self.network.encoder
+        return listed if encoder is None else {**listed, "the encoder": encoder[:32]}
 
     def _open(self, corpus: Corpus, quiet: bool) -> FeatureStore:
-        stride = self.settings.model.stride
-        return open_store(corpus, self.tokens, self.settings.features, self.settings.cache, stride, quiet=quiet)
+        return open_store(corpus, self.tokens, self.network.front, self.settings.cache, quiet=quiet)
 
     @cached_property
     def examples(self) -> np.ndarray:
         return np.array([len(own) for own in self.held], dtype=np.int64)
 
     def initial_parameters(self) -> dict[str, Tensor]:
-        return model.initial_parameters(self.model, generator(self.seed, "model"))
+        return self.network.initial_parameters(generator(self.seed, "model"))
 
     def starting_parameters(self) -> dict[str, Tensor]:
         fresh = self.initial_parameters()
@@ -97,32 +102,56 @@ class Speech(BasicTask):
         return self._seconds[user]
 
     def batch(self, user: int, examples: np.ndarray | None, draw: np.random.Generator) -> tuple[Tensor, ...]:
-        chosen = self.held[user] if examples is None else self.held[user][examples]
-        features, targets = [], []
-        for owner, rows in groupby(chosen.tolist(), key=itemgetter(0)):  # a speaker's file is opened once
-            places = [place for _, place in rows]
-            features += self.store.features(owner, places)
-            targets += self.store.targets(owner, places)
+        features, targets = self._utterances(self.held[user] if examples is None else self.held[user][examples])
         padded, lengths = pad_features(features)
         if self.settings.augment is not None:
             padded = augment(padded, lengths, self.settings.augment, draw)
         seed = torch.tensor(int(draw.integers(2**63 - 1)))
         return padded, lengths, *pad_targets(targets), seed
 
+    def _utterances(self, chosen: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Features and targets of utterances, given by owner and place."""
+        features, targets = [], []
+        for owner, rows in groupby(chosen.tolist(), key=itemgetter(0)):  # a speaker's file is opened once
+            places = [place for _, place in rows]
+            features += self.store.features(owner, places)
+            targets += self.store.targets(owner, places)
+        return features, targets
+
     def loss(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
         features, lengths, targets, sizes, seed = batch
         randomness = torch.Generator().manual_seed(int(seed))
-        logits, out_lengths = model.forward(self.model, parameters, features, lengths, randomness)
+        logits, out_lengths = self.network.forward(parameters, features, lengths, randomness)
         return model.ctc_loss(logits, out_lengths, targets, sizes)
 
     def users_in_one_pass(self, local: LocalTraining) -> int:
-        return together.users_at_once(self, self.model, local)
+        return together.users_at_once(self, self.network, local)
 
     def passes(self, batches: Sequence[tuple[Tensor, ...]]) -> Iterator[Pass]:
-        return together.passes(self.model, batches)
+        return together.passes(self.network, batches)
 
     def losses(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
-        return together.losses(self.model, parameters, batch)
+        return together.losses(self.network, parameters, batch)
+
+    def users_at_once(self, local: LocalTraining) -> int:
+        """Many, where each takes one step of a head on all of its utterances."""
+        whole = local.batch_seconds is None and (local.batch_size or self._most) >= self._most
+        single = local.steps == 1 or local.epochs == 1
+        return _TOGETHER if isinstance(self.network, Pretrained) and whole and single else 0
+
+    def fast_updates(
+        self, parameters: Mapping[str, Tensor], users: np.ndarray, local: LocalTraining, learning_rate: float
+    ) -> Updates | None:
+        if not self.users_at_once(local):
+            return None
+        held = [self.held[user] for user in users]
+        states, targets = self._utterances(np.concatenate(held))
+        inputs, labels = ([torch.from_numpy(each) for each in some] for some in (states, targets))
+        return head_updates(parameters, inputs, labels, [len(own) for own in held], local, learning_rate)
+
+    @cached_property
+    def _most(self) -> int:
+        return int(self.examples.max())
 
     def evaluate(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
         """Error rates in percent by greedy decoding of the test corpus, and the mean loss."""
@@ -130,7 +159,7 @@ class Speech(BasicTask):
 
     def scored(self, parameters: Mapping[str, Tensor]) -> tuple[dict[str, float], Items]:
         """The evaluation, and the errors in each utterance."""
-        recogniser = Recogniser(self.tokens, self.settings.features, self.model, parameters)
+        recogniser = Recogniser(self.tokens, self.network, parameters)
         found, loss = recogniser.transcribe_store(self.test)
         which = self.settings.test.model_dump_json(exclude={"cache", "folder"})
         words = found.items(test=digest([which, *found.speakers, *found.references]))
@@ -139,7 +168,7 @@ class Speech(BasicTask):
 
     def own_accuracy(self, parameters: Mapping[str, Tensor], users: np.ndarray) -> Tensor:
         """Of each user, 1 less the word error rate on its own utterances by greedy decoding, and at least 0."""
-        recogniser = Recogniser(self.tokens, self.settings.features, self.model, parameters)
+        recogniser = Recogniser(self.tokens, self.network, parameters)
         found = torch.empty(len(users), dtype=torch.float64)
         for place, user in enumerate(users.tolist()):
             references: list[str] = []

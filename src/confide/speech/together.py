@@ -11,15 +11,19 @@ from torch import Tensor
 from confide.federated.local import LocalTraining
 from confide.federated.one_pass import Pass
 from confide.federated.task import Task
-from confide.speech.model import FRAME_SECONDS, ModelSettings, cape_shifts, ctc_losses, forward
+from confide.speech.model import FRAME_SECONDS, cape_shifts, ctc_losses
+from confide.speech.network import Network, Whole
 
 _PASS_SECONDS = 16.0  # of padded audio: beyond that a pass leaves the cache, and nothing gets faster
 _PART_SECONDS = 32.0  # as fast as it gets, and a small cohort still has parts for several workers
 _LOOKED_AT = 256  # users, for the typical one
 
 
-def users_at_once(task: Task, model: ModelSettings, local: LocalTraining) -> int:
+def users_at_once(task: Task, network: Network, local: LocalTraining) -> int:
     """How many users to train together; 0 where one user fills a pass, or where masks are drawn batch by batch."""
+    if not isinstance(network, Whole):
+        return 0
+    model = network.settings
     if model.dropout or model.layer_drop or model.checkpoint_activations or model.dtype != "float32":
         return 0
     held = [task.seconds(user) for user in range(min(_LOOKED_AT, len(task.examples)))]
@@ -34,13 +38,13 @@ def _seconds_of_a_step(seconds: np.ndarray, local: LocalTraining) -> float:
     return float(seconds.mean()) * min(local.batch_size or len(seconds), len(seconds))
 
 
-def passes(model: ModelSettings, batches: Sequence[tuple[Tensor, ...]]) -> Iterator[Pass]:
+def passes(network: Network, batches: Sequence[tuple[Tensor, ...]]) -> Iterator[Pass]:
     """Sort the utterances of all batches by length, and cut them where a pass would be too long."""
     owners = [owner for owner, batch in enumerate(batches) for _ in batch[1]]
     rows = [row for batch in batches for row in range(len(batch[1]))]
     lengths = torch.cat([batch[1] for batch in batches])
     sizes = torch.cat([batch[3] for batch in batches])
-    shifts = torch.cat([_shifts(model, batch) for batch in batches])
+    shifts = torch.cat([_shifts(network, batch) for batch in batches])
     for chosen in _cut(lengths.tolist()):
         longest, most = max(1, int(lengths[chosen].max())), max(1, int(sizes[chosen].max()))
         features = torch.zeros(len(chosen), longest, batches[0][0].shape[2])
@@ -54,16 +58,18 @@ def passes(model: ModelSettings, batches: Sequence[tuple[Tensor, ...]]) -> Itera
         yield Pass(together, [owners[number] for number in chosen])
 
 
-def losses(model: ModelSettings, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
+def losses(network: Network, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
     """The loss of each utterance of a pass."""  # (utterances,)
     features, lengths, targets, sizes, shifts = batch
-    logits, out_lengths = forward(model, parameters, features, lengths, None, shifts)
+    logits, out_lengths = network.forward(parameters, features, lengths, None, shifts)
     return ctc_losses(logits, out_lengths, targets, sizes)
 
 
-def _shifts(model: ModelSettings, batch: tuple[Tensor, ...]) -> Tensor:
+def _shifts(network: Network, batch: tuple[Tensor, ...]) -> Tensor:
     """What `forward` draws for a batch of one user when nothing is dropped."""
-    return cape_shifts(model, len(batch[1]), torch.Generator().manual_seed(int(batch[4])))
+    if not isinstance(network, Whole):
+        return torch.zeros(len(batch[1]))
+    return cape_shifts(network.settings, len(batch[1]), torch.Generator().manual_seed(int(batch[4])))
 
 
 def _cut(lengths: list[int]) -> Iterator[list[int]]:

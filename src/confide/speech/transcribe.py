@@ -50,11 +50,12 @@ def transcribe(
     longest: float = 25.0,
     pause: float = 0.8,
     line: int = 80,
+    late: float = 0.0,
 ) -> Transcript:
     """Cut into windows, recognise each one, and join the words into segments.
 
     `frame_seconds` is the time of an output frame. After `pause` seconds without a word, or when a segment would have
-    more than `line` characters, the next one begins.
+    more than `line` characters, the next one begins. `late` seconds of silence were put before each window.
     """
     if samples.ndim != 1:
         raise UserError(f"samples have shape {samples.shape}; give one channel, for instance the mean of all")
@@ -66,11 +67,12 @@ def transcribe(
     for begin, end in windows(samples, longest):
         piece = samples[begin:end]
         for word in recognise(piece) if np.abs(piece).max() >= _SILENCE else []:
-            stop = min(begin / SAMPLE_RATE + (word.last + 1) * frame_seconds, end / SAMPLE_RATE)
-            start = min(begin / SAMPLE_RATE + word.first * frame_seconds, stop)
-            last = segments[-1] if segments else None
-            if last and start - last.end < pause and len(last.text) + 1 + len(word.text) <= line:
-                segments[-1] = Segment(last.start, stop, f"{last.text} {word.text}")
+            first, last = (max(0.0, frame * frame_seconds - late) for frame in (word.first, word.last + 1))
+            stop = min(begin / SAMPLE_RATE + last, end / SAMPLE_RATE)
+            start = min(begin / SAMPLE_RATE + first, stop)
+            before = segments[-1] if segments else None
+            if before and start - before.end < pause and len(before.text) + 1 + len(word.text) <= line:
+                segments[-1] = Segment(before.start, stop, f"{before.text} {word.text}")
             else:
                 segments.append(Segment(start, stop, word.text))
     return Transcript(len(samples) / SAMPLE_RATE, tuple(segments))

@@ -1,0 +1,104 @@
+"""The updates of many users at once, where each takes one step of a CTC head on kept states.
+
+The gradient of a linear layer's weight is the sum over frames of an outer product, the gradient at its output with its
+input. So one pass over the frames of all users gives the gradients at the outputs, by CTC and autograd, and one product
+of matrices for each user and layer gives that user's update: nobody's weights are ever copied. This is exact;
+`PlainTrainer` is the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
+
+from confide.federated.local import LocalTraining
+from confide.federated.parameters import Layout
+from confide.speech.pretrained import BIAS, head_input, hidden_units, logits_of, scaled
+
+
+@dataclass
+class HeadUpdates:
+    """The updates of some users, one row each."""
+
+    deltas: Tensor  # (users, parameters)
+    layout: Layout
+    norms: Tensor
+    losses: Tensor
+
+    def weighted_sum(self, factors: Tensor, into: Tensor) -> None:
+        used = (factors != 0).any(dim=1)  # 0 times a value that is not finite would not be zero
+        sizes = self.layout.sizes
+        for rows, total, factor in zip(
+            torch.split(self.deltas[used], sizes, dim=1),
+            torch.split(into, sizes),
+            factors[used].unbind(dim=1),
+            strict=True,
+        ):
+            total.add_(torch.mv(rows.T, factor.to(rows.dtype)))
+
+
+def head_updates(
+    parameters: Mapping[str, Tensor],
+    states: Sequence[Tensor],  # of each utterance (frames, width)
+    targets: Sequence[Tensor],  # of each utterance (tokens,)
+    utterances: Sequence[int],  # how many each user has; they follow each other
+    local: LocalTraining,
+    learning_rate: float,
+) -> HeadUpdates:
+    """One step of each user on all of its utterances."""
+    layout = Layout.of(parameters)
+    counts = torch.tensor(utterances)
+    shares = torch.repeat_interleave(1.0 / counts, counts)  # of an utterance in the mean of its user
+    x = scaled(torch.cat(list(states)))  # (frames, width)
+    layers, losses = _output_gradients(parameters, x, [len(each) for each in states], targets, shares)
+    owners = torch.split(torch.tensor([len(each) for each in states]), list(utterances))
+    frames = [int(own.sum()) for own in owners]
+    deltas = torch.empty(len(counts), layout.size, dtype=x.dtype)
+    views = [layout.views(row) for row in deltas]
+    for name, gradient, given in layers:
+        for view, own, put in zip(views, torch.split(gradient, frames), torch.split(given, frames), strict=True):
+            torch.mm(own.T, put, out=view[f"{name}.weight"])
+            torch.sum(own, dim=0, out=view[f"{name}.bias"])
+            view[f"{name}.bias"].mul_(BIAS)
+    norms = torch.stack(
+        [torch.linalg.vector_norm(p, dim=1, dtype=torch.float64) for p in torch.split(deltas, layout.sizes, dim=1)], 1
+    )
+    scale = torch.full((len(counts),), 1.0 if local.divide_by_learning_rate else learning_rate, dtype=torch.float64)
+    if local.gradient_clip is not None:
+        scale *= (local.gradient_clip / torch.linalg.vector_norm(norms, dim=1).clamp(min=1e-30)).clamp(max=1.0)
+    deltas.mul_(scale[:, None].to(deltas.dtype))
+    users = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    return HeadUpdates(
+        deltas, layout, norms * scale[:, None], torch.zeros(len(counts)).index_add(0, users, losses).double()
+    )
+
+
+def _output_gradients(
+    parameters: Mapping[str, Tensor], x: Tensor, lengths: list[int], targets: Sequence[Tensor], shares: Tensor
+) -> tuple[list[tuple[str, Tensor, Tensor]], Tensor]:
+    """Of each layer: its name, the gradients at its outputs and its inputs (frames, ...); and each utterance's loss."""
+    with torch.enable_grad():
+        outputs: list[tuple[str, Tensor, Tensor]] = []
+        if "hidden.weight" in parameters:
+            units = hidden_units(parameters, x).detach().requires_grad_()
+            outputs.append(("hidden", units, x))
+            x = head_input(units)
+        logits = logits_of(parameters, x)
+        if not outputs:
+            logits = logits.detach().requires_grad_()
+        outputs.append(("head", logits, x.detach()))
+        log_probs = functional.log_softmax(
+            pad_sequence(list(torch.split(logits, lengths))), dim=-1
+        )  # (frames, utterances, -)
+        sizes = torch.tensor([len(target) for target in targets])
+        losses = shares * functional.ctc_loss(
+            log_probs, torch.cat(list(targets)), torch.tensor(lengths), sizes, reduction="none", zero_infinity=True
+        )
+        gradients = torch.autograd.grad(losses.sum(), [output for _, output, _ in outputs])
+    layers = [(name, gradient, given) for gradient, (name, _, given) in zip(gradients, outputs, strict=True)]
+    return layers, losses.detach()

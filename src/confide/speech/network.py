@@ -1,0 +1,129 @@
+"""What lies between samples and logits: the whole transformer of PFL-ASR, or a head on a frozen pretrained encoder.
+
+A store keeps what `front` makes of samples; `forward` makes logits of it. Training, evaluation and transcription all go
+through here, so that they cannot disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from confide.speech import model, pretrained
+from confide.speech.model import ModelSettings
+from confide.speech.pretrained import KeptStates, PretrainedSettings
+from confide.speech.settings import SpeechSettings
+from confide.speech.store import FrontEnd, LogMel
+from confide.speech.tokens import Tokens
+
+
+class Network(Protocol):
+    """A model's computation, without its parameters."""
+
+    @property
+    def front(self) -> FrontEnd:
+        """How samples become what a store keeps."""
+        ...
+
+    @property
+    def frame_seconds(self) -> float:
+        """The time of an output frame."""
+        ...
+
+    @property
+    def silence(self) -> float:
+        """Seconds that the front end puts before the samples, by which all times are late."""
+        ...
+
+    @property
+    def encoder(self) -> str | None:
+        """The identity of the frozen encoder that parameters belong to, if there is one."""
+        ...
+
+    def shapes(self) -> dict[str, tuple[int, ...]]: ...
+
+    def initial_parameters(self, draw: np.random.Generator) -> dict[str, Tensor]: ...
+
+    def forward(
+        self, parameters: Mapping[str, Tensor], features: Tensor, lengths: Tensor,
+        randomness: torch.Generator | None, shifts: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Logits (batch, output frames, tokens) of padded features, and how many frames of each utterance count."""
+        ...
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The transformer of PFL-ASR on log-mel features, all of which is trained."""
+
+    settings: ModelSettings
+    front: LogMel
+    silence: float = 0.0
+    encoder: None = None
+
+    @property
+    def frame_seconds(self) -> float:
+        return self.front.settings.step * self.settings.stride
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return model.parameter_shapes(self.settings)
+
+    def initial_parameters(self, draw: np.random.Generator) -> dict[str, Tensor]:
+        return model.initial_parameters(self.settings, draw)
+
+    def forward(
+        self, parameters: Mapping[str, Tensor], features: Tensor, lengths: Tensor,
+        randomness: torch.Generator | None, shifts: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        return model.forward(self.settings, parameters, features, lengths, randomness, shifts)
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """Parts trained on a frozen encoder, whose states are kept."""
+
+    settings: PretrainedSettings
+    front: KeptStates
+    tokens: int
+
+    @property
+    def frame_seconds(self) -> float:
+        return self.front.encoder.frame_seconds
+
+    @property
+    def silence(self) -> float:
+        return self.settings.before
+
+    @property
+    def encoder(self) -> str:
+        return self.front.encoder.identity
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return pretrained.parameter_shapes(self.settings, self.front.width, self.tokens)
+
+    def initial_parameters(self, draw: np.random.Generator) -> dict[str, Tensor]:
+        return pretrained.initial_parameters(self.settings, self.front.width, self.tokens, draw)
+
+    def forward(
+        self, parameters: Mapping[str, Tensor], features: Tensor, lengths: Tensor,
+        randomness: torch.Generator | None, shifts: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        return pretrained.head(parameters, features), lengths
+
+
+def network_of(task: SpeechSettings, tokens: Tokens) -> Whole | Pretrained:
+    """The recipe's model, with the features' number of inputs and the tokens' number of outputs."""
+    settings = task.model.encoder
+    if settings is None:
+        sized = task.model.model_copy(update={"tokens": tokens.size, "mels": task.features.mels})
+        return Whole(sized, LogMel(task.features, sized.stride))
+    from confide.encoders.frames import FrameEncoder
+    from confide.errors import require
+
+    require("retrieval", "speech on a pretrained encoder")
+    return Pretrained(settings, KeptStates(settings, FrameEncoder(settings.source)), tokens.size)

@@ -1,0 +1,175 @@
+"""Speech on a frozen encoder: kept states, a head on them, many users at once, and whole runs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from confide.encoders.frames import FrameEncoder
+from confide.errors import UserError
+from confide.federated.local import LocalTraining, PlainTrainer
+from confide.federated.parameters import Layout, flatten
+from confide.recipe import parse
+from confide.runs import folder
+from confide.runs.evaluation import SpeechEvaluation, evaluate
+from confide.runs.recogniser import load_recogniser
+from confide.speech.corpus import read_audio
+from confide.speech.settings import SpeechSettings
+from confide.speech.task import Speech
+
+pytestmark = pytest.mark.usefixtures("no_figures_here")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pretrained")
+
+
+def voices(place: Path, population: str, speakers: int) -> dict[str, Any]:
+    return {
+        "kind": "synthetic", "population": population, "speakers": speakers, "utterances": 3, "sentences": "digits",
+        "digits": [1, 2], "cache": str(place / "voices"),
+    }  # fmt: skip
+
+
+def document(place: Path, source: Path, **encoder: Any) -> dict[str, Any]:
+    return {
+        "task": {
+            "kind": "speech", "corpus": voices(place, "federated", 4), "test": voices(place, "test", 2),
+            "model": {"encoder": {"source": str(source), **encoder}}, "cache": str(place / "states"),
+        },
+        "sampling": {"kind": "fixed", "cohort": 3},
+        "local": {"steps": 1, "learning_rate": 1.0},
+        "bounding": {"rule": "normalise", "bound": 1},
+        "central": {"kind": "sgd", "learning_rate": 5.0, "schedule": {"kind": "linear", "steps": 4}},
+        "evaluation": {"every": 2},
+        "run": {"steps": 4, "checkpoint_every": 2},
+    }  # fmt: skip
+
+
+def speech(place: Path, source: Path, **encoder: Any) -> Speech:
+    settings = SpeechSettings.model_validate(document(place, source, **encoder)["task"])
+    return Speech(settings, 0, quiet=True)
+
+
+def test_kept_states_are_the_encoders_with_silence_around_the_utterance(
+    place: Path, tiny_speech_model: Callable[[str], Path]
+) -> None:
+    source = tiny_speech_model("whisper")
+    task, encoder = speech(place, source, before=0.1, after=0.3), FrameEncoder(str(source))
+    samples = read_audio(task.store.utterances(1)[2])
+    (kept,) = task.store.features(1, [2])
+    (wanted,) = encoder.states([np.pad(samples, (1_600, 4_800))])
+    assert len(kept) == len(wanted) == (len(samples) + 6_400) // 160 // 2 + (len(samples) + 6_400) // 160 % 2
+    np.testing.assert_allclose(kept, wanted.numpy(), atol=2e-2)  # kept in 16 bits, in a batch
+
+
+def test_another_encoder_has_other_states_in_the_same_cache(
+    place: Path, tiny_speech_model: Callable[[str], Path]
+) -> None:
+    names = ("whisper", "moonshine", "wavlm")
+    tasks = [speech(place, tiny_speech_model(name)) for name in names]
+    again = [speech(place, tiny_speech_model(name)) for name in names]
+    for one, other in zip(tasks, again, strict=True):
+        np.testing.assert_array_equal(one.store.features(0, [0])[0], other.store.features(0, [0])[0])
+    first = [task.store.features(0, [0])[0] for task in tasks]
+    assert len({each.tobytes() for each in first}) == 3
+
+
+def test_opened_again_the_encoder_is_not_even_loaded(
+    place: Path, tiny_speech_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speech(place, tiny_speech_model("whisper"))
+    monkeypatch.setattr(FrameEncoder, "states", None)
+    task = speech(place, tiny_speech_model("whisper"))
+    assert "model" not in vars(task.network.front.encoder)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("hidden", [None, 24])
+@pytest.mark.parametrize("local", [{}, {"gradient_clip": 0.1}, {"divide_by_learning_rate": True, "batch_size": 3}])
+def test_users_at_once_agree_with_one_after_the_other(
+    place: Path, tiny_speech_model: Callable[[str], Path], hidden: int | None, local: dict[str, Any]
+) -> None:
+    task = speech(place, tiny_speech_model("whisper"), hidden=hidden)
+    training = LocalTraining(steps=1, learning_rate=0.7, **local)
+    parameters = task.initial_parameters()
+    draw = torch.Generator().manual_seed(1)
+    parameters = {name: p + 0.3 * torch.randn(p.shape, generator=draw) for name, p in parameters.items()}
+    layout, central = Layout.of(parameters), flatten(parameters)
+    plain = PlainTrainer(task, layout, training, 0, central)
+    users = np.array([2, 0, 3])
+    assert task.users_at_once(training) >= len(users)
+    fast = task.fast_updates(layout.views(central), users, training, training.rate(0))
+    assert fast is not None
+    factors = torch.rand(3, len(layout.names), generator=draw, dtype=torch.float64)
+    wanted, found = torch.zeros_like(central), torch.zeros_like(central)
+    fast.weighted_sum(factors, found)
+    for place_in, user in enumerate(users):
+        update = plain.update(central, int(user), 0)
+        torch.testing.assert_close(fast.norms[place_in], update.norms[0], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(fast.losses[place_in], update.losses[0], rtol=1e-5, atol=1e-5)
+        update.weighted_sum(factors[place_in : place_in + 1], wanted)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_mini_batches_and_more_steps_go_the_plain_way(place: Path, tiny_speech_model: Callable[[str], Path]) -> None:
+    task = speech(place, tiny_speech_model("whisper"))
+    for local in ({"steps": 2}, {"steps": 1, "batch_size": 2}, {"steps": 1, "batch_seconds": 3.0}):
+        training = LocalTraining(learning_rate=1.0, **local)  # type: ignore[arg-type]
+        assert task.users_at_once(training) == 0
+        assert task.fast_updates(task.initial_parameters(), np.array([0]), training, 1.0) is None
+
+
+def test_a_run_holds_only_the_head_and_names_its_encoder(
+    place: Path, tiny_speech_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    source = shutil.copytree(tiny_speech_model("whisper"), tmp_path / "encoder")
+    summary = folder.train(parse(document(place, source)), tmp_path / "run", quiet=True)
+    model = tmp_path / "run" / folder.MODEL
+    assert {name: tuple(t.shape) for name, t in load_file(model).items()} == {
+        "head.weight": (30, 16), "head.bias": (30,),
+    }  # fmt: skip
+    with safe_open(model, framework="pt") as file:
+        assert FrameEncoder(str(source)).identity.startswith(file.metadata()["encoder"])
+    again = evaluate(tmp_path / "run", quiet=True)
+    assert isinstance(again, SpeechEvaluation)
+    assert 100 * again.scores.wer.value == pytest.approx(summary["metrics"]["wer"])
+    transcript = load_recogniser(tmp_path / "run").transcribe(np.random.default_rng(0).normal(size=9_000) * 0.1)
+    assert transcript.seconds == pytest.approx(9_000 / 16_000)
+
+    tensors = load_file(source / "model.safetensors")
+    tensors["encoder.conv1.bias"] += 1e-3
+    save_file(tensors, source / "model.safetensors")
+    with pytest.raises(UserError, match="was trained on an encoder with the digest"):
+        load_recogniser(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ({"model": {"encoder": {}, "layers": 5}}, "layers: of the model that is trained whole"),
+        ({"model": {"encoder": {}}, "augment": {}}, "augment: masks log-mel features"),
+        ({"model": {"encoder": {}}, "features": {"mels": 40}}, "features: model.encoder brings its own"),
+        ({"model": {"encoder": {"source": "https://example.org"}}}, "encoders of speech are not served"),
+        ({"model": {"encoder": {"train": []}}}, "at least 1 item"),
+    ],
+)
+def test_settings_that_have_no_meaning_are_refused(place: Path, task: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        parse({**document(place, Path("x")), "task": {**document(place, Path("x"))["task"], **task}})
+
+
+def test_a_recipe_without_an_encoder_keeps_its_digest() -> None:
+    task = SpeechSettings.model_validate({"corpus": {"kind": "an4"}, "test": {"kind": "an4"}})
+    assert "encoder" not in task.model.model_dump()
+    again = SpeechSettings.model_validate_json(task.model_dump_json())
+    assert again == task
+    assert again.augment is not None
