@@ -99,6 +99,15 @@ def test_another_weight_or_another_setting_is_another_encoder(
     assert FrameEncoder(str(other)).identity != identity
 
 
+def test_describe_says_what_an_encoder_of_speech_is(
+    tiny_speech_model: Callable[[str], Path], command: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, out, _ = command("encoder", "describe", tiny_speech_model("moonshine"))
+    assert code == 0
+    assert "moonshine, speech, 2 blocks, 16 wide" in out
+    assert "41.7 frames a second" in out
+
+
 def test_what_cannot_be_an_encoder_is_explained(
     tiny_speech_model: Callable[[str], Path], tiny_model: Callable[..., Path], tmp_path: Path
 ) -> None:

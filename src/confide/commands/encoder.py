@@ -1,4 +1,4 @@
-"""`confide encoder`: which frozen language models there are, how to get them, and what one is like."""
+"""`confide encoder`: which frozen pretrained models there are, how to get them, and what one is like."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="""Frozen language models that turn texts into vectors, for retrieval.
+    help="""Frozen pretrained models: they turn texts into vectors, for retrieval, or sound into frames, for speech.
 
 \b
   confide encoder list
   confide encoder get minilm
   confide encoder describe minilm
+  confide encoder get whisper-tiny.en
   confide encoder describe /models/Llama-3.2-3B-Instruct
   confide encoder serve minilm --host 0.0.0.0 --port 8443 --cert cert.pem --key key.pem --token-file tokens
 """,
@@ -38,7 +39,7 @@ def list_presets(as_json: Json = False) -> None:
     if as_json:
         print_json({
             name: {
-                "model": chosen.model, "about": chosen.about, "megabytes": chosen.megabytes, "licence": chosen.licence,
+                "kind": chosen.kind, "model": chosen.model, "about": chosen.about, "megabytes": chosen.megabytes, "licence": chosen.licence,
                 "from": [f"{chosen.client}: {package}" for package in chosen.packages],
                 "folder": str(chosen.folder) if chosen.installed else None,
             }
@@ -50,7 +51,7 @@ def list_presets(as_json: Json = False) -> None:
         place = f"installed in {chosen.folder}" if chosen.installed else f"not installed; {chosen.command}"
         typer.echo(f"    {place} ({chosen.megabytes} MB from {chosen.client}, {chosen.licence})")
     typer.echo(
-        "Also: any transformers folder with safetensors, any GGUF file of a causal model, owner/name on the hub."
+        "Also: any transformers folder with safetensors, owner/name on the hub; for text any GGUF file of a causal model."
     )
 
 
@@ -92,6 +93,9 @@ def describe(
 
     if not source.strip():
         raise UserError("no encoder was named; expected a preset, a folder, a GGUF file or owner/name on the hub")
+    if _hears(source):
+        _describe_speech(source, as_json)
+        return
     encoder = open_encoder(EncoderSettings(source=source))
     if isinstance(encoder, RemoteEncoder):
         _describe_served(source, encoder.about, as_json)
@@ -118,6 +122,38 @@ def describe(
         typer.echo(f"  {note['model']}, {note['licence']}, from {note['client']}: {', '.join(note['packages'])}")
     elif folder is not None:
         typer.echo(f"  from {folder}")
+
+
+def _hears(source: str) -> bool:
+    """Whether a preset or a folder is an encoder of speech."""
+    from confide.encoders.frames import hears
+    from confide.encoders.presets import PRESETS
+
+    folder = Path(source).expanduser()
+    return hears(folder) if folder.is_dir() else source in PRESETS and PRESETS[source].kind == "speech"
+
+
+def _describe_speech(source: str, as_json: bool) -> None:
+    """The same of an encoder of speech."""
+    from confide.encoders.frames import FrameEncoder
+    from confide.encoders.presets import origin
+
+    encoder = FrameEncoder(source)
+    note = origin(encoder.folder)
+    facts: dict[str, Any] = {
+        "source": source, "folder": str(encoder.folder), "type": encoder.kind, "kind": "speech",
+        "blocks": len(encoder.layers), "width": encoder.width, "frames_a_second": 1 / encoder.frame_seconds,
+        "weights": sum(tensor.numel() for tensor in encoder.model.parameters()), "identity": encoder.identity,
+        "origin": note,
+    }  # fmt: skip
+    if as_json:
+        print_json(facts)
+        return
+    typer.echo(f"{source}: {facts['type']}, speech, {facts['blocks']} blocks, {facts['width']} wide")
+    typer.echo(f"  weights {facts['weights']:,}, all frozen; {facts['frames_a_second']:.1f} frames a second")
+    typer.echo(f"  identity {encoder.identity[:16]}")
+    if note is not None:
+        typer.echo(f"  {note['model']}, {note['licence']}, from {note['client']}: {', '.join(note['packages'])}")
 
 
 def _describe_served(source: str, about: About, as_json: bool) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -100,14 +100,6 @@ def convert_ggml(file: Path, folder: Path) -> None:
                     values.squeeze() if name.startswith("encoder.conv") and "bias" in name else values
                 )
     _save_whisper(folder, found)
-
-
-CONVERTERS: dict[str, Callable[[Path, Path], None]] = {
-    "openai": convert_openai,
-    "ctranslate2": convert_ctranslate2,
-    "ggml": convert_ggml,
-}
-"""What makes a transformers folder of a file, by the file's form."""
 
 
 def _save_whisper(folder: Path, found: Mapping[str, Tensor]) -> None:

@@ -219,6 +219,15 @@ class Context:
         self.mask, self.positions = mask, positions
 
 
+def hears(folder: Path) -> bool:
+    """Whether a folder's configuration is that of an encoder of speech."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return config.get("model_type") in _PARTS or "conv_stride" in config
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
 def _attention_mask(lengths: Tensor, frames: int) -> Tensor | None:
     """A large negative number where a key is padding; none if nothing is."""  # (batch, 1, 1, frames)
     if int(lengths.min()) == frames:

