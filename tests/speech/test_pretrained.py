@@ -90,7 +90,7 @@ def test_opened_again_the_encoder_is_not_even_loaded(
     speech(place, tiny_speech_model("whisper"))
     monkeypatch.setattr(FrameEncoder, "states", None)
     task = speech(place, tiny_speech_model("whisper"))
-    assert "model" not in vars(task.network.front.encoder)  # type: ignore[union-attr]
+    assert "model" not in vars(task.network.front.encoder)
 
 
 @pytest.mark.parametrize("hidden", [None, 24])

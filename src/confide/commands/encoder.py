@@ -39,7 +39,8 @@ def list_presets(as_json: Json = False) -> None:
     if as_json:
         print_json({
             name: {
-                "kind": chosen.kind, "model": chosen.model, "about": chosen.about, "megabytes": chosen.megabytes, "licence": chosen.licence,
+                "kind": chosen.kind, "model": chosen.model, "about": chosen.about,
+                "megabytes": chosen.megabytes, "licence": chosen.licence,
                 "from": [f"{chosen.client}: {package}" for package in chosen.packages],
                 "folder": str(chosen.folder) if chosen.installed else None,
             }
@@ -51,7 +52,7 @@ def list_presets(as_json: Json = False) -> None:
         place = f"installed in {chosen.folder}" if chosen.installed else f"not installed; {chosen.command}"
         typer.echo(f"    {place} ({chosen.megabytes} MB from {chosen.client}, {chosen.licence})")
     typer.echo(
-        "Also: any transformers folder with safetensors, owner/name on the hub; for text any GGUF file of a causal model."
+        "Also: any transformers folder with safetensors, owner/name on the hub; for text, GGUF files of causal models."
     )
 
 
