@@ -25,7 +25,7 @@ from confide.speech.grammar import DIGITS
 from confide.speech.personas import Crowd
 from confide.speech.pool import PoolSettings, base_voice, open_pool, voice_pairs
 from confide.speech.settings import SpeechSettings
-from confide.speech.store import open_store
+from confide.speech.store import LogMel, open_store
 from confide.speech.tokens import Tokens
 
 WORDS = ["yes", "no", "seven"]
@@ -189,7 +189,7 @@ def test_texts_are_the_words_that_were_asked_for(ask: Callable[..., Corpus]) -> 
 
 def test_features_are_computed_and_nothing_is_written(ask: Callable[..., Corpus], tmp_path: Path) -> None:
     corpus, settings = ask(people=20), FeatureSettings()
-    store = open_store(corpus, Tokens("en"), settings, tmp_path / "features", quiet=True)
+    store = open_store(corpus, Tokens("en"), LogMel(settings), tmp_path / "features", quiet=True)
     assert not (tmp_path / "features").exists()
     assert store.speakers == list(corpus.speakers)
     for user in range(20):
@@ -207,14 +207,14 @@ def test_the_memory_of_features_is_bounded(ask: Callable[..., Corpus], monkeypat
     from confide.speech import store
 
     monkeypatch.setattr(store, "_REMEMBERED", 5)
-    opened = open_store(ask(people=8), Tokens("en"), FeatureSettings(), quiet=True)
+    opened = open_store(ask(people=8), Tokens("en"), LogMel(FeatureSettings()), quiet=True)
     twice = [[opened.features(user, [0])[0] for user in range(8)] for _ in range(2)]
     assert all(np.array_equal(a, b) for a, b in zip(*twice, strict=True))
     assert len(opened._remembered) == 5
 
 
 def test_labels_that_do_not_fit_are_counted(ask: Callable[..., Corpus]) -> None:
-    opened = open_store(ask(people=30), Tokens("en"), FeatureSettings(), stride=12, quiet=True)
+    opened = open_store(ask(people=30), Tokens("en"), LogMel(FeatureSettings(), stride=12), quiet=True)
     assert {item.kind for item in opened.skipped} == {"label too long"}
     assert len(opened.skipped) + int(opened.examples.sum()) == 60
 

@@ -22,6 +22,7 @@ from confide.runs import folder
 from confide.runs.evaluation import SpeechEvaluation, evaluate
 from confide.runs.recogniser import load_recogniser
 from confide.speech.corpus import read_audio
+from confide.speech.network import Pretrained
 from confide.speech.settings import SpeechSettings
 from confide.speech.task import Speech
 
@@ -90,7 +91,22 @@ def test_opened_again_the_encoder_is_not_even_loaded(
     speech(place, tiny_speech_model("whisper"))
     monkeypatch.setattr(FrameEncoder, "states", None)
     task = speech(place, tiny_speech_model("whisper"))
+    assert isinstance(task.network, Pretrained)
     assert "model" not in vars(task.network.front.encoder)
+
+
+def test_states_of_computed_sound_are_kept_like_those_of_recordings(
+    place: Path, tiny_speech_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    people = {"kind": "population", "people": 3, "voices": 10, "words": ["one"], "cache": str(place / "people")}
+    given = document(place, tiny_speech_model("whisper"))["task"]
+    given |= {"corpus": {**people, "part": "train"}, "test": {**people, "part": "test"}}
+    task = Speech(SpeechSettings.model_validate(given), 0, quiet=True)
+    monkeypatch.setattr(FrameEncoder, "states", None)
+    again = Speech(SpeechSettings.model_validate(given), 0, quiet=True)
+    np.testing.assert_array_equal(task.store.features(2, [0])[0], again.store.features(2, [0])[0])
+    assert len(set(task.store.audio)) == 3
+    assert task.fingerprint == again.fingerprint
 
 
 @pytest.mark.parametrize("hidden", [None, 24])
@@ -123,7 +139,7 @@ def test_users_at_once_agree_with_one_after_the_other(
 def test_mini_batches_and_more_steps_go_the_plain_way(place: Path, tiny_speech_model: Callable[[str], Path]) -> None:
     task = speech(place, tiny_speech_model("whisper"))
     for local in ({"steps": 2}, {"steps": 1, "batch_size": 2}, {"steps": 1, "batch_seconds": 3.0}):
-        training = LocalTraining(learning_rate=1.0, **local)  # type: ignore[arg-type]
+        training = LocalTraining(learning_rate=1.0, **local)
         assert task.users_at_once(training) == 0
         assert task.fast_updates(task.initial_parameters(), np.array([0]), training, 1.0) is None
 
