@@ -14,8 +14,11 @@ from confide.federated.task import BasicTask
 from confide.randomness import generator
 from confide.speech import model, together
 from confide.speech.augment import SpecAugment, augment
+from confide.speech.features import FeatureSettings
 from confide.speech.model import FRAME_SECONDS, ModelSettings
+from confide.speech.network import Whole
 from confide.speech.recogniser import pad_features, pad_targets
+from confide.speech.store import LogMel
 
 
 class Utterances(BasicTask):
@@ -28,6 +31,7 @@ class Utterances(BasicTask):
         frames_a_label: int = 12, seed: int = 0,
     ) -> None:  # fmt: skip
         self.model, self.augmented, draw = settings, augmented, np.random.default_rng(seed)
+        self.network = Whole(settings, LogMel(FeatureSettings()))
         self.examples = np.array([len(own) for own in frames])
         self.frames = [np.array(own) for own in frames]
         self.features = [[draw.normal(size=(n, settings.mels)).astype(np.float32) for n in own] for own in frames]
@@ -54,13 +58,13 @@ class Utterances(BasicTask):
         return model.ctc_loss(logits, out_lengths, targets, sizes)
 
     def users_in_one_pass(self, local: LocalTraining) -> int:
-        return together.users_at_once(self, self.model, local)
+        return together.users_at_once(self, self.network, local)
 
     def passes(self, batches: Sequence[tuple[Tensor, ...]]) -> Iterator[Pass]:
-        return together.passes(self.model, batches)
+        return together.passes(self.network, batches)
 
     def losses(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
-        return together.losses(self.model, parameters, batch)
+        return together.losses(self.network, parameters, batch)
 
     def evaluate(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
         return {}
