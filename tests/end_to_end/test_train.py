@@ -195,11 +195,11 @@ def test_figures_are_png_files_where_they_are_asked_for(finished: Path, tmp_path
 
 def test_the_page_states_the_guarantee_and_needs_no_network(finished: Path) -> None:
     page, summary = (finished / "report.html").read_text(), json.loads((finished / folder.SUMMARY).read_text())
-    epsilon = stated(r"<b>\((\S+), 1e-05\)</b>-differentially private for every user", page)
+    epsilon = stated(r"<b>\((\S+), 1e-05\)</b>-differentially private for every simulated client", page)
     assert summary["epsilon"] <= epsilon <= summary["epsilon"] * 1.001
     assert "6 releases with noise multiplier 1;" in page
     assert "For research, not for a release to others." in page
-    assert page.count("<figure class=chart>") == 10
+    assert page.count("<figure class=chart>") == 11
     assert "<img" not in page
     assert set(re.findall(r"https?://[^\s\"']*", page)) == {"http://www.w3.org/2000/svg"}  # a name, never fetched
 

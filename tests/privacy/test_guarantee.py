@@ -230,3 +230,13 @@ def test_every_epsilon_that_is_printed_is_rounded_up() -> None:
         assert value is not None
         assert float(shown(value)) >= value
         assert shown(value) in said
+
+
+def test_a_banded_step_that_was_made_twice_counts_the_run_twice() -> None:
+    once, twice = book_of(CYCLIC), book_of(CYCLIC)
+    twice.record(3, CYCLIC, "elsewhere")
+    first, second = statement(once), statement(twice)
+    assert first.mu is not None
+    assert second.mu is not None
+    assert second.mu.value == pytest.approx(math.sqrt(2) * first.mu.value)
+    assert second.epsilon == epsilon([Event("everyone", 1.0, 100, 100, 2.0, 0.5)] * 2, DELTA, "pld")

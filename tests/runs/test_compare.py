@@ -142,3 +142,16 @@ def test_damaged_scores_are_said_to_be_damaged(runs: dict[str, Path], tmp_path: 
     (tmp_path / "bad" / items.FILE).write_text('{"metric": 3')
     with pytest.raises(UserError, match="damaged"):
         items.read(tmp_path / "bad")
+
+
+def test_epsilons_of_unlike_units_are_told_apart(runs: dict[str, Path], tmp_path: Path, command: Command) -> None:
+    """A figure for pooled shares beside one for speakers would be read as the same promise."""
+    places = []
+    for name in ("speaker", "share of pooled utterances", "speaker"):
+        places.append(Path(shutil.copytree(runs["good"], tmp_path / f"run{len(places)}")))
+        summary = json.loads((places[-1] / "summary.json").read_text())
+        unit = {"name": name, "person": False, "origin": "dealt"}
+        (places[-1] / "summary.json").write_text(json.dumps(summary | {"epsilon": 1.0, "delta": 1e-5, "unit": unit}))
+    unlike = document(command, *places[:2])
+    assert any("unlike units and cannot be compared" in note for note in unlike["notes"])
+    assert "epsilon is for every speaker" in document(command, places[0], places[2])["notes"]

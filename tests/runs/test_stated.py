@@ -125,3 +125,19 @@ def test_the_statement_does_not_depend_on_who_took_part(tmp_path: Path) -> None:
         folder.train(wanted, tmp_path / str(seed), quiet=True)
         found.append(stated(tmp_path / str(seed)).model_dump(exclude={"recipe", "ledger_head"}))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("words", [("guarantee",), ("ledger",), ("guarantee", "--json")])
+def test_no_output_promises_anything_to_people_where_a_user_is_none(
+    run: Path, command: Command, words: tuple[str, ...]
+) -> None:
+    """The digits are dealt to made-up clients: every output says what a user is, and none says "you"."""
+    said = " ".join(command(words[0], run, *words[1:])[1].split())
+    page = (run / "report.html").read_text()
+    for output in (said, page, json.dumps(folder.summary_of(run))):
+        assert "simulated client with rows of a public data set" in output
+        assert "you took part" not in output
+        assert "for every user" not in output
+        assert "for every person" not in output
+    for output in (page, said) if words != ("guarantee", "--json") else (page,):
+        assert "nothing here is promised to people" in output

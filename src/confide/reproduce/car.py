@@ -45,6 +45,7 @@ FIXED = (
     "bounding={rule: clip, bound: 1}",
     "privacy={mechanism: gaussian, trust: local, noise_multiplier: 0.1, delta: 1e-5}",
     "users.public=true",
+    "users.unit=random share of the messages",
 )
 ADAPTIVE = ("bounding={rule: clip, bound: 1, adaptive: {kind: car, noise_multiplier: 0.1, decay: 0}}",)
 WARM = ("bounding={rule: clip, bound: 1, adaptive: {kind: car, noise_multiplier: 0.1, decay: 0.9, warm_up: 3}}",)

@@ -97,7 +97,7 @@ class Comparison:
                     "run": str(run.folder), "metric": run.metric, "value": run.value,
                     "interval": None if run.interval is None else list(run.interval), "level": LEVEL,
                     "test": None if run.items is None else run.items.test,
-                    **{name: run.summary[name] for name in _FIELDS},
+                    **{name: run.summary[name] for name in _FIELDS}, "unit": run.summary.get("unit"),
                 }
                 for run in self.runs
             ],
@@ -129,6 +129,7 @@ def compare(folders: Sequence[Path]) -> Comparison:
     found = [_read_run(folder, name, notes) for folder, name in zip(folders, _shortest_names(folders), strict=True)]
     pairs = _compare_pairs(found)
     notes += _explain_incomparable(found)
+    notes += _units_of(found)
     if pairs:
         units = min(p.difference.units for p in pairs)
         if units < 6:
@@ -155,6 +156,18 @@ def items_of(folder: Path, recipe: Recipe) -> Items | None:
     if found is not None:
         scores.write(folder, found)
     return found
+
+
+def _units_of(found: Sequence[ComparedRun]) -> list[str]:
+    """Say what is protected, where an epsilon is stated: those of unlike units cannot be compared."""
+    private = [run for run in found if run.summary["epsilon"] is not None]
+    units = {
+        run.name: str(run.summary.get("unit", {}).get("name", "user, of which no more is said")) for run in private
+    }
+    if len(set(units.values())) < 2:
+        return [f"epsilon is for every {unit}" for unit in set(units.values())]
+    listed = "; ".join(f"{name}: {unit}" for name, unit in units.items())
+    return [f"epsilons are for unlike units and cannot be compared ({listed})"]
 
 
 def _read_run(folder: Path, name: str, notes: list[str]) -> ComparedRun:
