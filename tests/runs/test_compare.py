@@ -146,7 +146,7 @@ def test_damaged_scores_are_said_to_be_damaged(runs: dict[str, Path], tmp_path: 
 
 def test_epsilons_of_unlike_units_are_told_apart(runs: dict[str, Path], tmp_path: Path, command: Command) -> None:
     """A figure for pooled shares beside one for speakers would be read as the same promise."""
-    places = []
+    places: list[Path] = []
     for name in ("speaker", "share of pooled utterances", "speaker"):
         places.append(Path(shutil.copytree(runs["good"], tmp_path / f"run{len(places)}")))
         summary = json.loads((places[-1] / "summary.json").read_text())

@@ -233,7 +233,7 @@ def _not_covered(header: dict[str, Any], events: Sequence[Event], unit: Unit, de
     if unit.person:
         found.append("a person who is more than one user, or whose data lie with other users too")
     else:
-        found.append("people: what a user is, says the unit, and nobody has said that it is a person")
+        found.append("people, since nobody has said that a user is a person")
     if _trust(header, events) == "distributed":
         found.append("a server or clients that do not follow the protocol")
     return [
