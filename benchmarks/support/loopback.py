@@ -5,6 +5,7 @@ Every process runs a `confide` command with its own memory and its own connectio
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -51,8 +52,21 @@ class Loopback:
         self.server = self.confide("deploy", "server", recipe, *place, *words, log="server")
         return self.server
 
-    def client(self, number: int, users: Sequence[int], *words: object) -> ForkServerProcess:
-        """Start a client with its own key; `words` are its recipe and further options."""
+    def policy(self, number: int, **decided: object) -> Path:
+        """Write a client's policy: it takes part in everything, but for what is given."""
+        path = self.folder / f"policy-{number}.yaml"
+        authority = keys.fingerprint(self.folder / "keys" / keys.CA)
+        made = {
+            "servers": [{"address": f"127.0.0.1:{self.port}", "authority": authority}],
+            "state": f"state-{number}", "trust": "central", "noise_multiplier": 1e-9, "epsilon": 1e9, "delta": 1e-5,
+            "population": {"least": 1, "most": 1_000_000}, "rehearsal": True,
+        }  # fmt: skip
+        path.write_text(json.dumps(made | decided))
+        return path
+
+    def client(self, number: int, users: Sequence[int], *words: object, **decided: object) -> ForkServerProcess:
+        """Start a client with its own key and policy; `words` are its recipe and further options."""
+        words = (*words, "--policy", self.policy(number, **decided))
         place = ("--server", f"127.0.0.1:{self.port}", "--ca", self.folder / "keys" / keys.CA)
         own = ("--key", self.folder / "keys" / f"client-{number}", "--users", ",".join(map(str, users)))
         self.clients[number] = self.confide("deploy", "client", *words, *place, *own, log=f"client-{number}")

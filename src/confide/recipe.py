@@ -168,14 +168,16 @@ def load(name: str, overrides: Iterable[str] = ()) -> Recipe:
     return parse(document, name)
 
 
-def parse(document: Mapping[str, Any], name: str = "recipe", made: bool = False) -> Recipe:
+def parse(document: Mapping[str, Any], name: str = "recipe", made: bool = False, elsewhere: bool = False) -> Recipe:
     """Make a recipe from a mapping.
 
-    `made` says that its run has begun: then it is read also if this version would refuse to begin it.
+    `made` says that its run has begun: then it is read also if this version would refuse to begin it. `elsewhere` says
+    that the task holds one of many users: then nothing is checked that depends on how many there are.
     """
     sections, problems = _sections(document)
     for needs, check in () if made else _CHECKS:
-        if all(need in sections for need in needs):
+        counts_users = "task" in needs and ("sampling" in needs or "users" in needs)
+        if all(need in sections for need in needs) and not (elsewhere and counts_users):
             problems += check(*(sections[need] for need in needs))
     if problems:
         count = "one problem" if len(problems) == 1 else f"{len(problems)} problems"

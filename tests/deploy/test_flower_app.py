@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from flwr.app.message import array as chunking
 
 from confide.deploy import records as flower_records
 from confide.deploy.parcels import Parcel
+from confide.deploy.policy import write_policy
 from confide.deploy.records import from_records, to_records
 
 APP = Path(__file__).parents[2] / "examples" / "flower-app"
@@ -36,20 +38,30 @@ def test_flower_builds_and_loads_the_app() -> None:
         assert isinstance(getattr(importlib.import_module(module), name), kind)
 
 
-def test_the_client_app_answers_a_server_that_asks_it_to_join(tiny: str) -> None:
+def test_the_client_app_answers_a_server_that_asks_it_to_join(tiny: str, tmp_path: Path) -> None:
     from flwr.supercore.task_identity import TaskIdentity
 
     from confide.deploy import app
 
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 2, 3
-    context = Context(
-        run_id=1, node_id=2, node_config={"users": "0+3", "recipe": tiny}, state=RecordDict(), run_config={}
-    )
+    write_policy(tmp_path / "policy.yaml", "here:1", None)
+    config: Any = {"users": "0+3", "recipe": tiny, "policy": str(tmp_path / "policy.yaml")}
+    context = Context(run_id=1, node_id=2, node_config=config, state=RecordDict(), run_config={})
     message = Message(to_records(Parcel({"version": "0"})), 2, "query.join")
     answer = app.client(message, context)
     facts = from_records(answer.content).facts
     assert list(facts["users"]) == [0, 3]
-    assert "another version" in facts["refuses"]
+    assert facts["refuses"] == "version"
+    # A file that the server names is not read.
+    told = Context(
+        run_id=1,
+        node_id=2,
+        node_config=config,
+        state=RecordDict(),
+        run_config={"recipe": str(tmp_path / "policy.yaml")},
+    )
+    del config["recipe"]
+    assert app.client(message, told).error.reason == "failed"
 
 
 def test_a_large_array_travels_in_chunks_and_comes_back_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,16 +16,17 @@ pytest.importorskip("flwr", reason="deployment needs Flower: pip install 'confid
 
 
 from confide.build import make_task
-from confide.deploy.client import OwnData, RefusedByClient, TrainingClient
+from confide.deploy.client import OwnData, TrainingClient
 from confide.deploy.deployment import Client
 from confide.deploy.parcels import Parcel
+from confide.deploy.refusals import RefusedByClient
 from confide.deploy.remote import JOIN, TRAIN, Door, Remote, Terms
 from confide.engines.engine import Abandoned
 from confide.privacy.ledger import Ledger
 from confide.recipe import Recipe, load
 from confide.runs import folder
 from confide.runs.simulation import simulate
-from support.rehearsal import Local, engine, loop_over, run_over
+from support.rehearsal import Local, engine, lenient, loop_over, run_over
 
 
 @pytest.mark.parametrize(
@@ -202,7 +203,10 @@ def test_hostile_clients_reach_neither_model_nor_ledger_beyond_the_bound(data: s
         from confide.deploy.deployment import remote_engine
 
         shares = {node: [node, node + 3] for node in range(3)}
-        link = Local({n: (Hostile if n else TrainingClient)(recipe, task, users) for n, users in shares.items()})
+        policy = lenient(Path("unused"))
+        link = Local(
+            {n: (Hostile if n else TrainingClient)(recipe, task, users, policy) for n, users in shares.items()}
+        )
         return remote_engine(recipe, task, plan, link, shares, Terms(deadline=5, poll=0, minimum=0.0))
 
     loop = loop_over(recipe, make)
@@ -215,12 +219,12 @@ def test_hostile_clients_reach_neither_model_nor_ledger_beyond_the_bound(data: s
         assert [entry.step for entry in loop.ledger.entries] == list(range(step + 1))
 
 
-def test_clients_that_do_not_fit_are_refused_at_the_door_with_the_reason(tiny: str) -> None:
+def test_clients_that_do_not_fit_are_refused_at_the_door_with_the_reason(tiny: str, tmp_path: Path) -> None:
     recipe = load(tiny, [])
     task = make_task(recipe.task, 0)
-    member = TrainingClient(recipe, task, [0, 1])
+    member = TrainingClient(recipe, task, [0, 1], lenient(tmp_path))
     door = Door(member.identity, {7: [0, 1], 8: [2]}, 12)
-    facts = dict(member.answer(JOIN, Parcel(member.identity.facts())).facts)
+    facts = dict(member.answer(JOIN, Parcel({"population": 12, **member.identity.facts()})).facts)
     assert "refuses" not in facts
     assert door.answer(7, facts) is None
     assert door.users == {0: 7, 1: 7}
@@ -232,13 +236,13 @@ def test_clients_that_do_not_fit_are_refused_at_the_door_with_the_reason(tiny: s
     assert door.users == {0: 7, 1: 7}
 
 
-def test_a_client_refuses_a_server_that_does_not_fit(tiny: str) -> None:
+def test_a_client_refuses_a_server_that_does_not_fit(tiny: str, tmp_path: Path) -> None:
     recipe, other = load(tiny, []), load(tiny, ["local.learning_rate=0.2"])
-    member = TrainingClient(recipe, make_task(recipe.task, 0), [0])
-    theirs = TrainingClient(other, make_task(other.task, 0), [0]).identity
-    assert "another recipe" in member.answer(JOIN, Parcel(theirs.facts())).facts["refuses"]
+    member = TrainingClient(recipe, make_task(recipe.task, 0), [0], lenient(tmp_path))
+    theirs = TrainingClient(other, make_task(other.task, 0), [0], lenient(tmp_path)).identity
+    assert member.answer(JOIN, Parcel(theirs.facts())).facts["refuses"] == "other-recipe"
     model = {"model": torch.zeros(6, dtype=torch.float64).numpy()}
-    good = {"run": "r", "step": 0, "nonce": "n", "user": 0, "weight": 0.1, **member.identity.facts()}
+    good = {"run": "r", "step": 0, "nonce": "n", "user": 0, "weight": 0.1, "population": 12, **member.identity.facts()}
     for bad, reason in (
         (theirs.facts(), "another recipe"), ({"user": 3}, "asks for user 3"), ({"weight": 2.0}, "weight of 2.0"),
     ):  # fmt: skip
@@ -255,11 +259,11 @@ def test_own_data_is_one_user_under_its_name_in_the_federation(tiny: str) -> Non
     assert own.examples[:5].sum() == 0
 
 
-def test_a_client_that_was_started_anew_without_a_recipe_is_told_it_again(tiny: str) -> None:
+def test_a_client_that_was_started_anew_without_a_recipe_is_told_it_again(tiny: str, tmp_path: Path) -> None:
     recipe = load(tiny, ["sampling={kind: fixed, cohort: 12}", "privacy.accountant=rdp"])
     loop = loop_over(recipe, engine())
     state = loop.start()
     assert loop.step(state).tally.users == 12
     members = loop.engine.link.members  # type: ignore[attr-defined]
-    members[100] = Client(None, members[100].users, None)  # so quickly that nobody saw it gone
+    members[100] = Client(lenient(tmp_path), members[100].users)  # so quickly that nobody saw it gone
     assert [loop.step(state).tally.users for _ in range(2)] == [8, 12]

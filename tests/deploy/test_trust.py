@@ -14,7 +14,7 @@ pytest.importorskip("flwr", reason="deployment needs Flower: pip install 'confid
 from confide.build import make_task, make_trainer
 from confide.deploy.client import OwnData, TrainingClient
 from confide.deploy.parcels import Parcel
-from confide.deploy.remote import TRAIN, Terms
+from confide.deploy.remote import JOIN, TRAIN, Terms
 from confide.engines.engine import Abandoned, InProcess
 from confide.errors import UserError
 from confide.privacy.gaussian import grid
@@ -24,7 +24,7 @@ from confide.privacy.trust.secure import KEYS, MASKED, SHARES, UNMASK, Session
 from confide.recipe import load
 from confide.runs import checkpoint, folder
 from confide.runs.simulation import simulate
-from support.rehearsal import engine, loop_over, run_over
+from support.rehearsal import engine, lenient, loop_over, run_over
 
 WIDE = ["task={kind: convex/quadratics, users: 8, dimension: 600, rank: 2}", "sampling={kind: fixed, cohort: 8}",
         "privacy.accountant=rdp", "privacy.noise_multiplier=2"]  # fmt: skip
@@ -39,9 +39,10 @@ def test_a_clients_own_ledger_says_whether_the_starting_model_is_covered(
     own = make_task(wanted.task, wanted.run.seed)
     if elsewhere:
         own.starting_parameters = own.initial_parameters  # type: ignore[method-assign]
-    client = TrainingClient(wanted, OwnData(own, 5), [5], tmp_path / "state")
+    client = TrainingClient(wanted, OwnData(own, 5), [5], lenient(tmp_path / "state"))
+    client.answer(JOIN, Parcel({"population": 12, **client.identity.facts()}))
     assert client.noise is not None
-    client.noise.plan_for(12)
+    client.noise.charge(5, 0)
     assert Ledger.read(tmp_path / "state" / "ledger.jsonl").header["begins_elsewhere"] is elsewhere
     assert folder.check_ledger(tmp_path / "state")["begins_elsewhere"] is elsewhere
 

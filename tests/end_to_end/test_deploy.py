@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,6 +44,18 @@ run: {steps: 20}
 """
 
 
+POLICY = """\
+servers: [{address: 127.0.0.1:9}]
+state: state
+trust: central
+noise_multiplier: 1
+epsilon: 100
+delta: 1.0e-5
+population: {least: 1, most: 100}
+rehearsal: true
+"""
+
+
 def written(place: Path, text: str = RECIPE) -> str:
     path = place / "recipe.yaml"
     path.write_text(text)
@@ -61,11 +74,13 @@ def model_of(run: Path, layout: Layout) -> torch.Tensor:
     return flatten({name: found[name] for name in layout.names})
 
 
-def run_three(place: Path, recipe: str, words: Callable[[int], Sequence[object]]) -> Path:
-    """The folder of a whole run with three clients of one user each; `words` are what each client is told besides."""
+def run_three(
+    place: Path, recipe: str, words: Sequence[object] = (), decided: Callable[[int], Any] = lambda n: {}
+) -> Path:
+    """The folder of a whole run with three clients of one user each; `decided` is in the policy of each."""
     with Loopback(place, 3) as here:
         for number in range(3):
-            here.client(number, [number], *words(number))
+            here.client(number, [number], *words, **decided(number))
         here.serve(recipe, "--wait-for", 3, "--minimum", 1)
         here.finish()
     return here.run
@@ -91,7 +106,7 @@ def test_a_federation_with_a_killed_client_and_a_killed_server(tmp_path: Path) -
         # A stranger with a key of its own making, and the right certificate authority.
         stranger = here.confide(
             "deploy", "client", "--server", f"127.0.0.1:{here.port}", "--ca", "keys/ca.pem", "--key",
-            "strange/client-0", "--patience", 3, log="stranger",
+            "strange/client-0", "--patience", 3, "--policy", here.policy(9), log="stranger",
         )  # fmt: skip
         stranger.join(300)
         assert stranger.exitcode == 2
@@ -119,10 +134,30 @@ def test_a_federation_with_a_killed_client_and_a_killed_server(tmp_path: Path) -
 
 def test_local_noise_over_the_network_gives_the_model_and_the_ledger_of_one_process(tmp_path: Path) -> None:
     recipe = written(tmp_path, RECIPE.replace("delta", "trust: local, delta").replace("steps: 20", "steps: 4"))
-    run = run_three(tmp_path, recipe, lambda number: ("--state", f"state-{number}"))
+    run = run_three(tmp_path, recipe)
     alone = check_same(run, recipe)
     counts = [Ledger.read(path).count for path in tmp_path.glob(f"state-*/{FILE}")]
     assert sum(counts) == sum(len(alone.plan.cohort(step)) for step in range(4))
+
+
+@pytest.mark.slow
+def test_a_client_refuses_over_the_network_what_is_below_its_policy(tmp_path: Path) -> None:
+    """Its owner reads why, and the server a sentence of its own for a code."""
+    recipe = written(tmp_path, RECIPE.replace("delta", "trust: local, source: system, delta").replace("20", "2"))
+    with Loopback(tmp_path, 3) as here:
+        for number in range(2):
+            here.client(number, [number], trust="local", rehearsal=False)
+        here.client(2, [2], trust="local", rehearsal=False, epsilon_round=1)
+        here.serve(recipe, "--wait-for", 2, "--minimum", 0)
+        here.finish()
+        server, owners = here.log("server").read_text(), here.log("client-2").read_text()
+    assert "was refused: an answer would cost more epsilon than its policy allows for a round" in server
+    assert "above the policy's 1" not in server
+    assert "refused: an answer costs epsilon" in owners
+    assert "above the policy's 1" in owners
+    assert not (tmp_path / "state-2").exists()
+    counts = [Ledger.read(path).count for path in tmp_path.glob(f"state-*/{FILE}")]
+    assert all(count <= 2 for count in counts)
 
 
 @pytest.mark.slow
@@ -258,15 +293,31 @@ def queries_of_three(place: Path) -> str:
     return RETRIEVAL
 
 
+def speech_data(number: int) -> dict[str, Any]:
+    return {"data": {"kind": "folder", "folder": f"data-{number}"}}
+
+
+def queries_data(number: int) -> dict[str, Any]:
+    return {"data": {"kind": "table", "queries": f"data-{number}.csv", "documents": "documents.csv"}}
+
+
+@pytest.mark.parametrize("told", [False, True])
 @pytest.mark.parametrize(
-    ("make", "ending"), [pytest.param(speech_of_three, "", marks=pytest.mark.slow), (queries_of_three, ".csv")]
+    ("make", "data"),
+    [pytest.param(speech_of_three, speech_data, marks=pytest.mark.slow), (queries_of_three, queries_data)],
 )
 def test_clients_with_data_of_their_own_make_the_model_of_one_process(
-    make: Callable[[Path], str], ending: str, tmp_path: Path, tiny_model: Callable[[str], Path]
+    make: Callable[[Path], str],
+    data: Callable[[int], dict[str, Any]],
+    told: bool,
+    tmp_path: Path,
+    tiny_model: Callable[[str], Path],
 ) -> None:
-    text = make(tmp_path).replace("PLACE", str(tmp_path)).replace("ENCODER", str(tiny_model("masked")))
-    recipe = written(tmp_path, text)
-    check_same(run_three(tmp_path, recipe, lambda number: (recipe, "--data", f"data-{number}{ending}")), recipe)
+    """With a copy of the recipe, and with what a server may tell of it."""
+    encoder = str(tiny_model("masked"))
+    recipe = written(tmp_path, make(tmp_path).replace("PLACE", str(tmp_path)).replace("ENCODER", encoder))
+    words = () if told else (recipe,)
+    check_same(run_three(tmp_path, recipe, words, lambda number: data(number) | {"encoder": encoder}), recipe)
 
 
 @pytest.mark.slow
@@ -277,6 +328,8 @@ def test_the_plain_app_runs_on_a_stock_superlink_and_supernode(tmp_path: Path) -
     text = RECIPE.replace("users: 3", "users: 1").replace("poisson, cohort: 2", "poisson, cohort: 1")
     recipe = written(tmp_path, text.replace("steps: 20", "steps: 1"))
     control, fleet, runtime = (free_port() for _ in range(3))
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(POLICY)
     home = tmp_path / "home"
     home.mkdir()
     (home / "config.toml").write_text(
@@ -296,7 +349,8 @@ def test_the_plain_app_runs_on_a_stock_superlink_and_supernode(tmp_path: Path) -
               "--ssl-keyfile", made / keys.SERVER_KEY, "--disable-runtime-dependency-installation", "--host",
               "127.0.0.1", "--port", control, "--fleet-api-address", f"127.0.0.1:{fleet}"),
         start("flower-supernode", "--root-certificates", made / keys.CA, "--superlink", f"127.0.0.1:{fleet}",
-              "--node-config", "users='0'", "--host", "127.0.0.1", "--port", runtime),
+              "--node-config", f"users='0' recipe='{recipe}' policy='{policy}'", "--host", "127.0.0.1", "--port",
+              runtime),
     ]  # fmt: skip
     try:
         until(lambda: listens(control) or any(process.poll() is not None for process in begun), tmp_path / "flower.log")
@@ -326,6 +380,8 @@ def test_a_port_in_use_and_bad_options_say_what_to_do(
         assert code == 2
         assert "choose another --listen address" in said
     assert not run.exists()
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    policy = ("--plain", "--server", "127.0.0.1:9", "--policy", tmp_path / "policy.yaml")
     for words, expected in (
         (("server", tiny, "--out", run), "give --keys FOLDER"),
         (("server", "--out", run, "--plain"), "--resume RUN"),
@@ -334,8 +390,9 @@ def test_a_port_in_use_and_bad_options_say_what_to_do(
         (("server", tiny, "--out", run, "--keys", tmp_path / "keys", "--listen", "here"), "HOST:PORT"),
         (("client", "--plain", "--users", "0,0"), "expected different numbers"),
         (("client", "--ca", tmp_path / "keys" / "ca.pem"), "give --ca and --key"),
-        (("client", tiny, "--plain", "--data", tmp_path), "has no data of one's own"),
-        (("client", tiny, "--plain", "--users", "12"), "the recipe's corpus has users 0 to 11"),
+        (("client", tiny, "--plain"), "confide deploy client --init"),
+        (("client", tiny, *policy, "--server", "127.0.0.1:8"), "does not name the server 127.0.0.1:8"),
+        (("client", tiny, *policy, "--users", "12"), "the recipe's corpus has users 0 to 11"),
         (("keys", tmp_path / "keys", "--clients", "1"), "keys are never overwritten"),
     ):
         code, _, said = command("deploy", *words)

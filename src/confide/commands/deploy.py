@@ -19,7 +19,8 @@ app = typer.Typer(
 \b
   confide deploy keys keys --clients 3 --host server.example     certificates and keys, once
   confide deploy server RECIPE --out runs/a --keys keys          on the server
-  confide deploy client --server server.example:9092 --ca ca.pem --key client-0 --user 0 --data ./speech
+  confide deploy client --init policy.yaml                       on each client: read it and change it
+  confide deploy client --policy policy.yaml --server server.example:9092 --ca ca.pem --key client-0 --user 0
 """,
 )
 
@@ -49,6 +50,7 @@ def keys(
     made = making.make(folder, clients, host or ["127.0.0.1", "localhost"], users, days)
     print(
         f"{folder}: {len(made.nodes)} clients for {made.population} users; keep *.key secret, give client-i to client i"
+        f"\nauthority {making.fingerprint(folder / making.CA)} (for `servers` in the clients' policies)"
     )
 
 
@@ -103,7 +105,13 @@ def server(
 @app.command()
 def client(
     recipe: Annotated[
-        str | None, typer.Argument(help="Your own copy of the recipe; without it the server's is taken.")
+        str | None, typer.Argument(help="Your own copy of the recipe; without it the server tells the shape of it.")
+    ] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="What this client does for whom, and what it refuses; made by --init.")
+    ] = None,
+    init: Annotated[
+        Path | None, typer.Option(help="Write a policy to read and change, and do nothing else.", metavar="FILE")
     ] = None,
     server: Annotated[
         str, typer.Option(help="HOST:PORT of the server, as its certificate names it.")
@@ -116,13 +124,6 @@ def client(
             "--users", "--user", help="The user, or users, that this client speaks for, for example 0 or 0,3."
         ),
     ] = "0",
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Your own data: a folder of speech, or a file of queries; all of it is one user."),
-    ] = None,
-    state: Annotated[
-        Path | None, typer.Option(help="For privacy.trust local: where this client keeps its own privacy ledger.")
-    ] = None,
     patience: Annotated[float, typer.Option(min=0, help="Seconds to keep trying a server that is away.")] = 3600,
     plain: Plain = False,
     set_: Sets = None,
@@ -130,22 +131,32 @@ def client(
     """Keep data here and train on it when the server asks. Ctrl-C ends it.
 
     What leaves this machine is one bounded update for each round that its user is drawn for. The client runs only the
-    code that is installed here, and refuses a server with another version, recipe or model.
+    code that is installed here. Its policy says which data and encoder it uses, whom it answers, and what trust, noise
+    and epsilon it wants at least: it shows what it is asked for, and refuses what is below.
     """
     needs_flower()
     import torch
 
+    from confide.deploy import keys as making
     from confide.deploy.deployment import Client
     from confide.deploy.node import Access, serve
+    from confide.deploy.policy import read_policy, write_policy
     from confide.deploy.superlink import Address
     from confide.recipe import load
 
+    authority = None if ca is None else making.fingerprint(ca)
+    if init is not None:
+        write_policy(init, server, authority)
+        print(f"{init}: read it, change it, and start the client with --policy {init}")
+        return
     if plain == (ca is not None and key is not None) or (plain and (ca or key)):
         raise UserError("give --ca and --key, or --plain for a closed test network, not both")
+    own_users, access = _users(users), Access(Address.parse(server), ca, key)
+    decided = read_policy(policy)
+    decided.check_server(server, authority)
     torch.set_num_threads(1)
-    access = Access(Address.parse(server), ca, key)
     own = None if recipe is None else load(recipe, set_ or [])
-    serve(access, Client(own, _users(users), data, state).answer, patience)
+    serve(access, Client(decided, own_users, own).answer, patience)
 
 
 def _users(text: str) -> list[int]:

@@ -1,8 +1,9 @@
 """The deployment as a plain Flower app, for `flwr run` on a SuperLink and SuperNodes that are there already.
 
 `examples/flower-app/pyproject.toml` names `server` and `client`. The run's settings are Flower's run config (`recipe`,
-`out`, `deadline`, `minimum`, `users`), a node's are its node config (`users`, `data`, `state`, and `recipe` for a copy
-of its own). Rounds, checks, noise, ledger and checkpoints are those of `confide deploy`.
+`out`, `deadline`, `minimum`, `users`), a node's are its node config: `users`, `policy` (a file that `confide deploy
+client --init` made), and `recipe` for a copy of its own, without which only a shipped recipe can be told. Rounds,
+checks, noise, ledger and checkpoints are those of `confide deploy`.
 
 What is different here: SuperNodes start a process for every message, so each answer builds the task anew; they run
 whatever bundle the SuperLink sends, unless `--trusted-entities` says otherwise; who may join is the SuperLink's to
@@ -26,12 +27,13 @@ from flwr.serverapp import Grid, ServerApp
 from confide.deploy.deployment import Client, check_deployable, remote_engine, server_task
 from confide.deploy.link import GridLink
 from confide.deploy.node import reply_to
+from confide.deploy.policy import read_policy, told_recipe
 from confide.deploy.remote import Terms
 from confide.engines.engine import Engine
 from confide.errors import UserError
 from confide.federated.task import Task
 from confide.privacy.plan import Plan
-from confide.recipe import Recipe, load
+from confide.recipe import Recipe, load, shipped
 from confide.report.page import write_report
 from confide.runs import folder
 
@@ -66,10 +68,21 @@ def main(grid: Grid, context: Context) -> None:
 
 def _answer(message: Message, context: Context) -> Message:
     config: dict[str, Any] = dict(context.node_config)
+    return reply_to(message, lambda kind, parcel: _client(config, context).answer(kind, parcel))
+
+
+def _client(config: dict[str, Any], context: Context) -> Client:
     users = [int(part) for part in str(config["users"]).split("+")]
-    data, state = (Path(str(config[name])) if name in config else None for name in ("data", "state"))
-    own = load(str(config.get("recipe") or context.run_config["recipe"]))
-    return reply_to(message, Client(own, users, data, state).answer)
+    policy = read_policy(Path(str(config["policy"])) if "policy" in config else None)
+    if "recipe" in config:
+        return Client(policy, users, load(str(config["recipe"])))
+    told = str(context.run_config["recipe"])
+    if told not in shipped():
+        raise UserError(
+            f"the run's recipe {told!r:.80} is none of the shipped ones, and this node has no copy of its own; give it "
+            "one with the node config `recipe`"
+        )
+    return Client(policy, users, told_recipe(load(told).model_dump_json(), policy))
 
 
 client.query("join")(_answer)

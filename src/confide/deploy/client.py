@@ -1,23 +1,27 @@
 """What a client does with what the server sends: check it, train its own user, bound the update, answer.
 
 The same task, local training and bounding code as in one process: a user's answer is what `PartTrainer` adds for it.
-The recipe is the server's, but the client holds its own copy and refuses a server that runs another one, another
-version or another model; only where its data lie is its own. Nothing that arrives is code.
+What the server asks for is held against the client's policy before anything is trained (`confide.deploy.judge`), once
+for each run, and said to the owner. A server that runs another recipe, version or model is refused. Nothing that
+arrives is code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from confide.deploy import refusals
+from confide.deploy.judge import Request, judge
 from confide.deploy.parcels import Parcel, identity
+from confide.deploy.policy import Policy
+from confide.deploy.refusals import QUESTION, RefusedByClient
 from confide.deploy.remote import JOIN, TRAIN
-from confide.errors import UserError
 from confide.federated.bounding import ROUNDING, bounder
 from confide.federated.cohort import PartTrainer, Tally
 from confide.federated.local import LocalTraining, Updates
@@ -27,10 +31,6 @@ from confide.privacy.trust.own_noise import OwnNoise, OwnTerms, noisy_share, sha
 from confide.privacy.trust.secure import KEYS, MASKED, SHARES, UNMASK, Session, clamp, ring_for
 from confide.privacy.trust.secure_sum import Vector
 from confide.recipe import Recipe
-
-
-class RefusedByClient(UserError):
-    """The server and this client do not fit together."""
 
 
 class OwnData(BasicTask):
@@ -93,27 +93,22 @@ class Population:
 class TrainingClient:
     """A client's whole part in a run, without any network."""
 
-    def __init__(self, recipe: Recipe, task: Task, users: Sequence[int], state: Path | None = None) -> None:
-        """`state`: where a client with noise of its own keeps its ledger."""
+    def __init__(
+        self, recipe: Recipe, task: Task, users: Sequence[int], policy: Policy, say: Callable[[str], None] | None = None
+    ) -> None:
+        """`say` tells the owner what was asked for and what was refused."""
         parameters = task.initial_parameters()
-        layout, like = Layout.of(parameters), flatten(parameters)
-        self.users, self.identity, self.sum = list(users), identity(recipe, layout, like), torch.empty_like(like)
-        rule = bounder(recipe.bounding, layout)
+        self.layout, like = Layout.of(parameters), flatten(parameters)
+        self.users, self.identity, self.sum = list(users), identity(recipe, self.layout, like), torch.empty_like(like)
+        rule = bounder(recipe.bounding, self.layout)
         self.adapts = recipe.bounding.adaptive is not None  # with central trust only, as the recipe ensures
+        self.recipe, self.policy, self.begins_elsewhere = recipe, policy, task.begins_elsewhere
         self.trust, self.sessions = recipe.privacy.trust, dict[int, Session]()
-        private = recipe.privacy.mechanism != "none" and self.trust != "central"
-        terms = OwnTerms(
-            recipe.privacy,
-            recipe.sampling,
-            recipe.run.steps,
-            recipe.run.seed,
-            recipe.digest,
-            task.begins_elsewhere,
-            recipe.unit,
-        )
-        self.noise = OwnNoise(terms, rule.sensitivity, state) if private else None
+        self.say = say or (lambda text: print(text, file=sys.stderr, flush=True))
+        self.request: Request | None = None
+        self.noise: OwnNoise | None = None
         weights = np.zeros(max(users) + 1)  # each user's comes with the question
-        self.trainer = PartTrainer(task, layout, recipe.local, rule, weights, recipe.run.seed, like)
+        self.trainer = PartTrainer(task, self.layout, recipe.local, rule, weights, recipe.run.seed, like)
 
     def answer(self, kind: str, parcel: Parcel) -> Parcel:
         if kind == JOIN:
@@ -123,30 +118,60 @@ class TrainingClient:
             return self._train(parcel)
         if kind in (KEYS, SHARES, MASKED, UNMASK) and self.trust == "distributed":
             return self._aggregate(kind, parcel)
-        raise RefusedByClient(f"the server asks for {kind!r}, which this client does not know")
+        raise RefusedByClient(QUESTION, f"the server asks for {kind!r:.40}, which this client does not know")
 
     def _join(self, facts: Mapping[str, Any]) -> Parcel:
-        differs = self.identity.differs(facts)
-        return Parcel({"users": self.users, **self.identity.facts(), **({"refuses": differs} if differs else {})})
+        said = {"users": self.users, **self.identity.facts()}
+        try:
+            self._check_identity(facts)
+            self._accept(facts.get("population"))
+        except RefusedByClient as refused:
+            self.say(str(refused))
+            said["refuses"] = refused.code
+        return Parcel(said)
 
-    def _check(self, facts: Mapping[str, Any]) -> None:
+    def _accept(self, population: object) -> Request:
+        """What is asked for, once it was held against the policy; a number of users that changes is refused."""
+        if self.request is None:
+            self.request = judge(self.policy, self.recipe, population, self.layout)
+            self.say("\n".join(self.request.lines(self.policy.delta)))
+            if self.request.event is not None and self.trust != "central":
+                self.noise = OwnNoise(self.request.plan, self.request.event, self._terms(), self.users)
+        if type(population) is not int or population != self.request.population:
+            raise RefusedByClient(
+                refusals.POPULATION,
+                f"the server spoke of {self.request.population} users and now of {population!r:.40}; one guarantee "
+                "cannot stand for two populations",
+            )
+        return self.request
+
+    def _terms(self) -> OwnTerms:
+        policy = self.policy
+        return OwnTerms(policy.state, policy.epsilon, policy.delta, self.recipe.digest, self.begins_elsewhere, self.recipe.unit)
+
+    def _check_identity(self, facts: Mapping[str, Any]) -> None:
         differs = self.identity.differs(facts)
         if differs:
-            raise RefusedByClient(f"the server has {differs}")
-        if facts["user"] not in self.users:
-            raise RefusedByClient(f"the server asks for user {facts['user']}; this client has {self.users}")
+            raise RefusedByClient(differs[0], f"the server has {differs[1]}")
+
+    def _check(self, facts: Mapping[str, Any]) -> None:
+        self._check_identity(facts)
+        self._accept(facts.get("population"))
+        if facts.get("user") not in self.users:
+            raise RefusedByClient(
+                QUESTION, f"the server asks for user {facts.get('user')!r:.40}; this client has {self.users}"
+            )
 
     def _train(self, parcel: Parcel) -> Parcel:
         facts, weight = parcel.facts, parcel.facts["weight"]
         if type(weight) is not float or not 0 < weight <= 1:
-            raise RefusedByClient(f"the server gives user {facts['user']} a weight of {weight!r}")
+            raise RefusedByClient(QUESTION, f"the server gives user {facts['user']} a weight of {weight!r:.40}")
         tally = self._update(parcel, weight)
         loss = float("nan") if tally.not_finite else float(tally.loss)
         said: dict[str, Any] = {"loss": loss, "votes": tally.votes, "norms": tally.layer_norms}
         if self.noise is not None:  # local: norm and loss of a single user would tell what the noise hides
             said |= {"loss": 0.0, "norms": [0.0] * len(tally.layer_norms)}
-            population = _population(facts)
-            self.noise.add_local(self.sum, weight, facts["user"], int(facts["step"]), population)
+            self.noise.add_local(self.sum, weight, facts["user"], int(facts["step"]))
         return Parcel(self._back(facts) | said, {"update": self.sum.numpy()})
 
     def _update(self, parcel: Parcel, weight: float) -> Tally:
@@ -154,9 +179,11 @@ class TrainingClient:
         facts = parcel.facts
         model = torch.from_numpy(parcel.arrays["model"])
         if model.shape != self.sum.shape or model.dtype != self.sum.dtype or not all_finite(model):
-            raise RefusedByClient(f"the server's model is {model.dtype} {tuple(model.shape)} or not finite")
+            raise RefusedByClient(
+                refusals.MODEL, f"the server's model is {model.dtype} {tuple(model.shape)} or not finite"
+            )
         if facts.get("bounds") and not self.adapts:
-            raise RefusedByClient("the server sends bounds, but the recipe's bound is fixed")
+            raise RefusedByClient(QUESTION, "the server sends bounds, but the recipe's bound is fixed")
         self.trainer.weights[facts["user"]] = weight
         bounds = torch.tensor(facts["bounds"], dtype=torch.float64) if facts.get("bounds") else None
         self.sum.zero_()
@@ -172,7 +199,7 @@ class TrainingClient:
             self.sessions[user] = Session(user, str(facts["nonce"]))
         session = self.sessions.get(user)
         if session is None or session.nonce != facts["nonce"]:
-            raise RefusedByClient("the server speaks of a round that this client has not begun")
+            raise RefusedByClient(QUESTION, "the server speaks of a round that this client has not begun")
         back = self._back(facts)
         if kind == KEYS:
             return Parcel(back | {"public": session.public()})
@@ -186,19 +213,13 @@ class TrainingClient:
 
     def _masked(self, session: Session, parcel: Parcel) -> Vector:
         if self.noise is None:
-            raise RefusedByClient("distributed trust without noise")
-        step, (plan, _) = int(parcel.facts["step"]), self.noise.plan_for(_population(parcel.facts))
+            raise RefusedByClient(refusals.REHEARSAL, "distributed trust without noise")
+        step, plan = int(parcel.facts["step"]), self.noise.plan
         weight, bound = float(plan.weights.max()), self.trainer.bounder.sensitivity
         self._update(parcel, weight)
         scale = share_scale(plan, bound, session.least)
         ring = ring_for(bound, weight, scale, len(session.peers), self.sum.numel(), ROUNDING)
         attempt = int.from_bytes(bytes.fromhex(session.nonce)[:7], "big")  # the server's own count may repeat, this not
+        self.noise.charge(session.user, step)
         share = noisy_share(self.sum, ring.step, plan, scale, session.user, step, attempt)
         return clamp(ring, share) + session.mask(ring, step)
-
-
-def _population(facts: Mapping[str, Any]) -> int:
-    population = facts.get("population")
-    if type(population) is not int or not 0 < population < 2**40:
-        raise RefusedByClient(f"the server speaks of a population of {population!r}")
-    return population

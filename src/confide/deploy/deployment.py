@@ -7,10 +7,9 @@ counted, and each client has data of its own.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,29 +17,26 @@ from typing import Any
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # before anything of Flower is imported
 
 from confide.build import make_task
-from confide.deploy import keys
-from confide.deploy.client import OwnData, Population, RefusedByClient, TrainingClient
+from confide.deploy import keys, refusals
+from confide.deploy.client import OwnData, Population, TrainingClient
 from confide.deploy.masked import Masked
 from confide.deploy.parcels import Parcel, identity
+from confide.deploy.policy import Policy, own_task, told_recipe
+from confide.deploy.refusals import RefusedByClient
 from confide.deploy.remote import JOIN, Door, Link, Remote, Terms
 from confide.deploy.rounds import Books
-from confide.encoders.weights import is_url
+from confide.deploy.told import with_own
 from confide.engines.engine import Abandoned, Engine
 from confide.errors import UserError
 from confide.federated.bounding import bounder
 from confide.federated.parameters import Layout, flatten
 from confide.federated.task import Task
 from confide.privacy.plan import Plan
-from confide.recipe import Recipe, parse
+from confide.recipe import Recipe
 from confide.report.page import write_report
-from confide.retrieval.settings import RetrievalSettings
 from confide.runs import folder
-from confide.settings import local_paths, named_code
 
 LOG = "superlink.log"
-_REPLACED = ("corpus.folder", "test.folder", "data.queries", "data.test", "start")
-"""Paths of a task that do not matter to a client with data of its own: `own_data` fills them in, and the server sends
-the model to start from."""
 
 
 @dataclass(frozen=True)
@@ -152,79 +148,61 @@ def _warn(wanted: Recipe, hosting: Hosting) -> None:
 
 
 class Client:
-    """A client that builds its task when it knows the recipe: its own copy, or the one that the server tells."""
+    """A client that builds its task when it knows the recipe: its own copy, or what a server may tell of one."""
 
-    def __init__(self, own: Recipe | None, users: Sequence[int], data: Path | None, state: Path | None = None) -> None:
-        if data is not None and len(users) != 1:
-            raise UserError(f"--data is one user's; this client speaks for {len(users)} users")
-        self.users, self.data, self.state = list(users), data, state
+    def __init__(
+        self, policy: Policy, users: Sequence[int], own: Recipe | None = None, say: Callable[[str], None] | None = None
+    ) -> None:
+        if policy.data is not None and len(users) != 1:
+            raise UserError(f"the policy's data are one user's; this client speaks for {len(users)} users")
+        self.policy, self.users, self.say = policy, list(users), say
+        self.told: object = None
+        self.own = own is not None
         self.member = None if own is None else self._member(own)
 
     def answer(self, kind: str, parcel: Parcel) -> Parcel:
+        if kind == JOIN and not self.own and parcel.facts.get("told") != self.told:
+            try:
+                self._learn(parcel.facts.get("told"))
+            except RefusedByClient as refused:
+                (self.say or _to_owner)(str(refused))
+                return Parcel({"users": self.users, "refuses": refused.code})
         if self.member is None:
-            told = parcel.facts.get("told")
-            if kind != JOIN or not isinstance(told, str):
-                raise RefusedByClient("this client has no recipe yet; the server must ask it to join first")
-            self.member = self._member(_told(told, self.data))
+            raise RefusedByClient(refusals.JOIN_FIRST, "the server asks for an answer before it has told a recipe")
         return self.member.answer(kind, parcel)
 
+    def _learn(self, told: object) -> None:
+        """Make a run of what the server tells."""
+        self.member = None
+        wanted = told_recipe(told, self.policy)
+        try:
+            self.member = self._member(wanted)
+        except RefusedByClient:
+            raise
+        except (UserError, OSError) as error:
+            raise RefusedByClient(refusals.DATA, str(error)) from None
+        self.told = told
+
     def _member(self, wanted: Recipe) -> TrainingClient:
-        task = make_task(wanted.task if self.data is None else own_data(wanted, self.data), wanted.run.seed)
-        if self.data is not None:
-            return TrainingClient(wanted, OwnData(task, self.users[0]), self.users, self.state)
+        policy = self.policy
+        wanted = with_policy(wanted, policy)
+        task = make_task(wanted.task, wanted.run.seed)
+        if policy.data is not None:
+            return TrainingClient(wanted, OwnData(task, self.users[0]), self.users, policy, self.say)
         unknown = [user for user in self.users if user >= len(task.examples)]
         if unknown:
             raise UserError(
                 f"--users {unknown}: the recipe's corpus has users 0 to {len(task.examples) - 1}; a client with data "
-                "of its own names them with --data"
+                "of its own names them in its policy (`data`)"
             )
-        return TrainingClient(wanted, task, self.users, self.state)
+        return TrainingClient(wanted, task, self.users, policy, self.say)
 
 
-def own_data(wanted: Recipe, data: Path) -> Any:
-    """The recipe's task with this client's data in place of the corpus, all of it one user."""
-    task = wanted.task.model_dump(mode="json")
-    if task["kind"] == "speech":
-        here = {"kind": "folder", "folder": str(data)}
-        speakers = sum(path.is_dir() for path in data.iterdir()) if data.is_dir() else 0
-        # To pool is to deal in another order; one speaker is one user already.
-        task |= {"corpus": here, "test": here, "pool": None if speakers == 1 else 1}
-    elif task["kind"] == "retrieval" and task["data"]["kind"] == "table":
-        task["data"] |= {"queries": str(data), "test": str(data), "client_column": None}
-        task["clients"] = {"kind": "even", "clients": 1}
-    else:
-        raise UserError(
-            f"--data: a recipe with task {task['kind']} has no data of one's own; expected speech (a folder of audio "
-            "and text), or retrieval with data.kind table (a file of queries)"
-        )
-    return type(wanted.task).model_validate(task)
+def with_policy(wanted: Recipe, policy: Policy) -> Recipe:
+    """The recipe with the policy's data in place of the corpus, all of it one user, and with its encoder."""
+    own = own_task(policy, wanted.task.kind)
+    return with_own(wanted.model_dump(mode="json"), own) if own else wanted
 
 
-def _told(text: str, data: Path | None) -> Recipe:
-    """A recipe from the server. It may not run code, nor point at files of this machine other than the client's data.
-
-    A client trusts no server: what a recipe may name is what its types do not mark.
-    """
-    try:
-        told = parse(json.loads(text), "the server's recipe")
-    except (ValueError, TypeError, UserError) as error:
-        raise RefusedByClient(f"the server's recipe cannot be read: {error}") from None
-    if code := named_code(told):
-        listed = ", ".join(f"{where}={name}" for where, name in code.items())
-        raise RefusedByClient(
-            f"the server's recipe would run code of its choice here ({listed}); start the client with its own "
-            "copy of the recipe if you trust it"
-        )
-    if isinstance(told.task, RetrievalSettings) and is_url(told.task.encoder.source):
-        raise RefusedByClient(
-            f"the server's recipe would send this client's texts to {told.task.encoder.source}; start the client with "
-            "its own copy of the recipe if you trust it"
-        )
-    task = told.task if data is None else own_data(told, data)
-    named = [path for path in local_paths(task) if data is None or path not in _REPLACED]
-    if named:
-        raise RefusedByClient(
-            f"the server's recipe names files of this machine ({', '.join(f'task.{path}' for path in named)}); start "
-            "the client with its own copy of the recipe, or with --data"
-        )
-    return told
+def _to_owner(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -103,6 +103,13 @@ def read(folder: Path) -> Federation:
     return Federation(nodes)
 
 
+def fingerprint(path: Path) -> str:
+    """Name a certificate by the hash of its bytes, as a policy does."""
+    check_certificate(path)
+    certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    return f"sha256:{certificate.fingerprint(hashes.SHA256()).hex()}"
+
+
 def check_certificate(path: Path) -> None:
     """Refuse a certificate that TLS would refuse, with a reason that says what to do."""
     try:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from flwr.app import Message
+from flwr.app.error import Error
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from confide.deploy.parcels import Parcel
 from confide.deploy.records import from_records, to_records
+from confide.deploy.refusals import meaning
 from confide.deploy.remote import Reply
 
 
@@ -34,9 +37,15 @@ class GridLink:
             for message in self.grid.pull_messages([ticket]):
                 node = message.metadata.src_node_id
                 if message.has_error():
-                    return [Reply(ticket, node, None, str(message.error.reason))]
+                    return [Reply(ticket, node, None, _reason(message.error))]
                 return [Reply(ticket, node, from_records(message.content))]  # one at a time is all that is held
         return []
 
     def close(self) -> None:
         pass
+
+
+def _reason(error: Error) -> str:
+    """Why there is no answer; of what a client said only the code counts."""
+    by_client = error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+    return meaning(error.reason) if by_client else f"Flower could not deliver the answer (error {error.code})"

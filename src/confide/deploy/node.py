@@ -53,6 +53,7 @@ from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_
 from confide.deploy import keys
 from confide.deploy.parcels import Parcel
 from confide.deploy.records import from_records, to_records
+from confide.deploy.refusals import code_of
 from confide.deploy.superlink import Address
 from confide.errors import UserError
 
@@ -194,18 +195,17 @@ def _answer_all(
 
 
 def reply_to(message: Message, answer: Answer, say: Callable[[str], None] | None = None) -> Message:
-    """A client's reply; what went wrong here is said to both sides, without a word of the data."""
+    """A client's reply. What went wrong here is said to its owner in full, and to the server as a code."""
     kind = message.metadata.message_type.partition(".")[2]
     try:
         content: RecordDict = to_records(answer(kind, from_records(message.content)))
-    except UserError as error:
-        reason = str(error)
     except Exception as error:  # a batch that does not fit in memory, a damaged file: the round goes on without it
-        reason = f"{type(error).__name__} in the client"
-        (say or print)(f"could not answer: {type(error).__name__}: {error}")
+        what = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        (say or print)(f"did not answer {kind!r}: {what}")
+        refused = Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=code_of(error))
     else:
         return Message(content, reply_to=message)
-    return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason), reply_to=message)
+    return Message(refused, reply_to=message)
 
 
 def check_reachable(access: Access) -> None:

@@ -16,6 +16,8 @@ import numpy as np
 from torch import Tensor
 
 from confide import __version__
+from confide.deploy.refusals import MODEL, OTHER_RECIPE, VERSION
+from confide.deploy.told import shape_digest
 from confide.federated.parameters import Layout
 from confide.recipe import Recipe
 
@@ -39,16 +41,16 @@ class Identity:
     recipe: str
     layout: str
 
-    def differs(self, facts: Mapping[str, Any]) -> str | None:
-        """What of it the other side has otherwise, as a reason that a person can act on; none if all agrees."""
-        for name, what in (
-            ("version", "another version of confide"),
-            ("recipe", "another recipe"),
-            ("layout", "another model"),
+    def differs(self, facts: Mapping[str, Any]) -> tuple[str, str] | None:
+        """What of it the other side has otherwise: its code, and a reason that a person can act on."""
+        for name, code, what in (
+            ("version", VERSION, "another version of confide"),
+            ("recipe", OTHER_RECIPE, "another recipe"),
+            ("layout", MODEL, "another model"),
         ):
             own, theirs = getattr(self, name), facts.get(name)
             if theirs != own:
-                return f"{what}: {_short(theirs)} there, {own} here"
+                return code, f"{what}: {_short(theirs)} there, {own} here"
         return None
 
     def facts(self) -> dict[str, str]:
@@ -56,20 +58,12 @@ class Identity:
 
 
 def identity(recipe: Recipe, layout: Layout, like: Tensor) -> Identity:
-    return Identity(__version__, shared_digest(recipe), layout_digest(layout, like))
+    return Identity(__version__, shape_digest(recipe), layout_digest(layout, like))
 
 
 def layout_digest(layout: Layout, like: Tensor) -> str:
     shape = [str(like.dtype), list(layout.names), [list(s) for s in layout.shapes]]
     return hashlib.sha256(json.dumps(shape).encode()).hexdigest()[:16]
-
-
-def shared_digest(recipe: Recipe) -> str:
-    """Names what server and clients have in common. Where data and caches lie is each one's own affair."""
-    document = recipe.model_dump(mode="json")
-    for key in ("corpus", "test", "pool", "data", "clients", "cache", "start"):
-        document["task"].pop(key, None)
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _short(value: object) -> str:

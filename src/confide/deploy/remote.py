@@ -22,6 +22,7 @@ import numpy as np
 from torch import Tensor
 
 from confide.deploy.parcels import Identity, Parcel
+from confide.deploy.refusals import MODEL, OTHER_RECIPE, VERSION, meaning
 from confide.deploy.rounds import ACCEPTED, Books, Call, Round
 from confide.engines.engine import Traits
 from confide.errors import UserError
@@ -96,7 +97,11 @@ class Door:
 
     def answer(self, node: int, facts: Mapping[str, Any]) -> str | None:
         """Let a node in, or say why not."""
-        reason = self.identity.differs(facts) or self._claims(node, facts.get("users"))
+        differs, refuses = self.identity.differs(facts), facts.get("refuses")
+        if refuses and (differs is None or refuses not in (VERSION, OTHER_RECIPE, MODEL)):
+            reason: str | None = meaning(refuses)
+        else:
+            reason = differs[1] if differs else self._claims(node, facts.get("users"))
         if reason:
             self.refused[node] = reason
         return reason
@@ -211,7 +216,8 @@ class Remote:
         now = time.monotonic()
         self.asked = {ticket: (node, ends) for ticket, (node, ends) in self.asked.items() if ends > now}
         new = sorted(here - self.known - {node for node, _ in self.asked.values()})
-        question = Parcel({"run": self.run, "told": self.door.recipe, **self.door.identity.facts()})
+        facts = {"run": self.run, "told": self.door.recipe, "population": self.door.population}
+        question = Parcel(facts | self.door.identity.facts())
         sent = self.link.ask(JOIN, [(node, question) for node in new], self.terms.greeting)
         for ticket, node in zip(sent, new, strict=True):
             if ticket is not None:
@@ -228,7 +234,7 @@ class Remote:
             self.say(f"node {node} did not join: {reply.error[:300]}")
             return  # it is asked again: a client that is starting may answer later
         self.known.add(node)
-        reason = reply.parcel.facts.get("refuses") or self.door.answer(node, reply.parcel.facts)
+        reason = self.door.answer(node, reply.parcel.facts)
         if reason:
             self.say(f"node {node} was refused: {str(reason)[:300]}")
         else:

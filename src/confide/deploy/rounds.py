@@ -135,7 +135,7 @@ class Round:
             return OTHER_ROUND, ""
         differs = self.call.identity.differs(facts)
         if differs:
-            return OTHER_CLIENT, differs
+            return OTHER_CLIENT, differs[1]
         user = facts.get("user")
         if type(user) is not int or self.cohort.get(user) != node:
             return STRANGER, f"user {user!r}"

@@ -4,15 +4,17 @@
     distributed   w_k u_k + N(0, (z C w)^2 / m)      m such terms make the noise z C w of the sum, w the largest weight;
                                                      the server tops it up to the same variance in every round
 
-The scale is taken from the client's own copy of the recipe and from its own plan, never from the server. For local
-trust the client keeps a ledger of its own, written before anything is sent, and stops answering when the releases of
-the whole run are spent: a server that asks twice cannot get more. For distributed trust a client alone hides nothing;
-m is the number of answers below which nobody helps to unmask the sum, so fewer noises than that are never seen.
+The scale comes from the client's own plan, which was held against its policy. The client keeps a ledger of its own for
+each of its users, written before anything is sent, and stops answering when the releases of the whole run or the
+epsilon of its lifetime are spent: a server that asks twice cannot get more. For distributed trust a client alone hides
+nothing; m is the number of answers below which nobody helps to unmask the sum, so fewer noises than that are never
+seen. What a sum costs whoever is in it is a Gaussian of multiplier z, without amplification: the server knows who is.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,11 +23,11 @@ import torch
 from torch import Tensor
 
 from confide.errors import UserError
+from confide.privacy.accountant import epsilon, shown
+from confide.privacy.events import Event
 from confide.privacy.gaussian import Address
 from confide.privacy.ledger import FILE, Ledger
-from confide.privacy.mechanisms import Privacy
-from confide.privacy.plan import Plan, make_plan
-from confide.privacy.sampling import Sampling
+from confide.privacy.plan import Plan
 from confide.settings import UNSAID, Unit
 
 TAIL = 10.0
@@ -34,15 +36,15 @@ TAIL = 10.0
 
 @dataclass(frozen=True)
 class OwnTerms:
-    """What this client's own copy of the recipe says about noise; `digest` identifies the recipe.
+    """What this client's owner has decided: where the ledger lies, and what all answers may cost.
 
-    `begins_elsewhere` says that the run begins with a model that was made before it, whose data no ledger covers.
+    `digest` identifies the recipe. `begins_elsewhere` says that the run begins with a model that was made before it,
+    whose data no ledger covers.
     """
 
-    privacy: Privacy
-    sampling: Sampling
-    steps: int
-    seed: int
+    state: Path
+    epsilon: float
+    delta: float
     digest: str
     begins_elsewhere: bool
     unit: Unit = UNSAID
@@ -50,50 +52,66 @@ class OwnTerms:
 
 
 class OwnNoise:
-    """One client's noise in one run."""
+    """One client's noise in one run, and the ledger of each of its users."""
 
-    def __init__(self, terms: OwnTerms, bound: float, state: Path | None) -> None:
-        if terms.privacy.trust == "local" and state is None:
-            raise UserError("privacy.trust=local: give --state FOLDER, where this client keeps its own privacy ledger")
-        self.terms, self.bound, self.state = terms, bound, state
-        self._made: tuple[Plan, Ledger] | None = None
+    def __init__(self, plan: Plan, event: Event, terms: OwnTerms, users: Sequence[int]) -> None:
+        """`event` is what one answer costs the user who gives it."""
+        self.plan, self.event, self.terms, self.users = plan, event, terms, list(users)
+        self._books: dict[int, Ledger] = {}
 
-    def plan_for(self, population: int) -> tuple[Plan, Ledger]:
-        """Make this client's own plan and ledger for a federation of this size, or return those already made."""
-        if self._made is None or len(self._made[0].weights) != population:
-            terms, weights = self.terms, np.full(population, 1 / population)
-            plan = make_plan(terms.privacy, terms.sampling, weights, self.bound, terms.steps, terms.seed)
-            self._made = plan, self._open(plan)
-        return self._made
-
-    def add_local(self, update: Tensor, weight: float, user: int, step: int, population: int) -> None:
+    def add_local(self, update: Tensor, weight: float, user: int, step: int) -> None:
         """Add w_k N(0, (z C)^2) to w_k u_k, with the line on this client's disk before."""
-        plan, book = self.plan_for(population)
-        if book.count >= self.terms.steps:
-            raise UserError(
-                f"this client has answered {book.count} times, which is all that its guarantee was made for "
-                f"(run.steps={self.terms.steps}); it answers no more in this run"
-            )
-        attempt = book.record(step, plan.event, "client", repeatable=False)
-        plan.source.add(update, weight * plan.event.update_multiplier * self.bound, Address(step, user + 1, attempt))
+        attempt, bound = self.charge(user, step), self.plan.mechanism.setting.bound
+        scale = weight * self.plan.event.update_multiplier * bound
+        self.plan.source.add(update, scale, Address(step, user + 1, attempt))
 
-    def _open(self, plan: Plan) -> Ledger:
+    def charge(self, user: int, step: int) -> int:
+        """Write the line of an answer, and return which attempt at the step it is; refuse what passes the limits."""
+        book, terms = self._book(user), self.terms
+        if book.count >= self.plan.steps:
+            raise Spent(
+                f"user {user} of this client has answered {book.count} times, which is all that its guarantee was made "
+                f"for (run.steps={self.plan.steps}); it answers no more in this run"
+            )
+        after = epsilon([*book.charged(), self.event], terms.delta, "rdp" if self.event.sampler == "fixed" else "pld")
+        if after > terms.epsilon:
+            raise Spent(
+                f"this answer would bring user {user} of this client to epsilon {shown(after)}, above the lifetime's "
+                f"{terms.epsilon:g} at delta {terms.delta:g}; it answers no more",
+                lifetime=True,
+            )
+        return book.record(step, self.event, "client", repeatable=False)
+
+    def _book(self, user: int) -> Ledger:
+        if user not in self._books:
+            self._books[user] = self._open(user)
+        return self._books[user]
+
+    def _open(self, user: int) -> Ledger:
+        plan, terms = self.plan, self.terms
         header = {
-            "recipe": self.terms.digest, "delta": plan.delta, "accountant": plan.accountant,
-            "adjacency": plan.event.adjacency, "noise_source": self.terms.privacy.source,
-            "for_release": not plan.source.repeatable, "begins_elsewhere": self.terms.begins_elsewhere,
-            "trust": self.terms.privacy.trust, "unit": self.terms.unit.model_dump(), "sampler": plan.sampler,
+            "recipe": terms.digest, "delta": terms.delta, "accountant": plan.accountant,
+            "adjacency": self.event.adjacency, "noise_source": plan.mechanism.setting.privacy.source,
+            "for_release": not plan.source.repeatable, "begins_elsewhere": terms.begins_elsewhere,
+            "unit": terms.unit.model_dump(),
         }  # fmt: skip
-        if self.state is None:
-            return Ledger.create(None, header)
-        self.state.mkdir(parents=True, exist_ok=True)
-        path = self.state / FILE
+        folder = terms.state if len(self.users) == 1 else terms.state / f"user-{user}"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / FILE
         if not path.exists() or (Ledger.drop_torn_line(path) and path.stat().st_size == 0):
             return Ledger.create(path, header)
         book = Ledger.read(path)
-        if book.header.get("recipe") != self.terms.digest:
-            raise UserError(f"{path} is the ledger of another run; give each run its own --state folder")
+        if book.header.get("recipe") != terms.digest:
+            raise UserError(f"{path} is the ledger of another run; give each run its own `state` folder")
         return book
+
+
+class Spent(UserError):
+    """This client answers no more: in this run, or ever (`lifetime`)."""
+
+    def __init__(self, text: str, lifetime: bool = False) -> None:
+        super().__init__(text)
+        self.lifetime = lifetime
 
 
 def share_scale(plan: Plan, bound: float, least: int) -> float:

@@ -1,0 +1,195 @@
+"""A client's policy decides: what is below it is refused, whatever a server asks for or claims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="deployment needs the extra deploy")
+
+from confide.build import make_task
+from confide.deploy import keys, refusals
+from confide.deploy.client import TrainingClient
+from confide.deploy.deployment import Client
+from confide.deploy.parcels import Parcel
+from confide.deploy.policy import read_policy, write_policy
+from confide.deploy.refusals import RefusedByClient
+from confide.deploy.remote import JOIN, TRAIN
+from confide.errors import UserError
+from confide.privacy.ledger import Ledger
+from confide.privacy.trust.own_noise import Spent
+from confide.recipe import load
+from support.rehearsal import lenient
+
+STRICT: dict[str, Any] = {"trust": "local", "epsilon_round": 1.0, "epsilon": 8.0, "rehearsal": False}
+PRIVATE = ["privacy.trust=local", "privacy.source=system", "privacy.noise_multiplier=20"]
+
+
+def joined(tiny: str, place: Path, sets: list[str], claim: object = 12, **policy: Any) -> tuple[Any, list[str]]:
+    """What a client without a recipe answers to a server that tells one, and what it says to its owner."""
+    said = list[str]()
+    client = Client(lenient(place / "state", **policy), [0], say=said.append)
+    wanted = load(tiny, sets)
+    server = TrainingClient(wanted, make_task(wanted.task, 0), [0], lenient(place), say=said.append)
+    facts = {"told": wanted.model_dump_json(), "population": claim, **server.identity.facts()}
+    return client.answer(JOIN, Parcel(facts)).facts, said
+
+
+def question(client: TrainingClient, step: int = 0, population: object = 12, **changed: Any) -> Parcel:
+    facts = {"run": "r", "step": step, "nonce": "00" * 16, "user": 0, "weight": 1 / 12, "bounds": []}
+    facts |= {"population": population, **client.identity.facts(), **changed}
+    return Parcel(facts, {"model": np.zeros(6)})
+
+
+@pytest.mark.parametrize(
+    ("sets", "code", "said"),
+    [
+        (["privacy={mechanism: none}"], refusals.TRUST, "no guarantee at all"),
+        (["privacy.source=system"], refusals.TRUST, "trust central is less than the policy's trust local"),
+        (["privacy.trust=distributed", "privacy.source=system"], refusals.TRUST, "trust distributed is less"),
+        (["privacy.trust=local", "privacy.noise_multiplier=20"], refusals.REHEARSAL, "take the noise off again"),
+        ([*PRIVATE, "privacy.noise_multiplier=1e-6"], refusals.ROUND, "above the policy's 1"),
+    ],
+)
+def test_a_server_that_asks_for_less_than_the_policy_gets_nothing(
+    tiny: str, tmp_path: Path, sets: list[str], code: str, said: str
+) -> None:
+    """A client without a recipe of its own used to take noise and trust from the server, without a word."""
+    answer, heard = joined(tiny, tmp_path, sets, **STRICT)
+    assert answer["refuses"] == code
+    assert said in "\n".join(heard)
+    wanted = load(tiny, sets)
+    client = TrainingClient(wanted, make_task(wanted.task, 0), [0], lenient(tmp_path, **STRICT), say=heard.append)
+    with pytest.raises(RefusedByClient, match="refused"):
+        client.answer(TRAIN, question(client))
+
+
+def test_the_owner_is_shown_what_is_asked_for_and_what_it_costs(tiny: str, tmp_path: Path) -> None:
+    answer, heard = joined(tiny, tmp_path, PRIVATE, **STRICT)
+    assert "refuses" not in answer
+    text = "\n".join(heard)
+    for part in ("6 central steps", "cohorts of 6 of 12 users", "trust local, noise multiplier 20 (system)",
+                 "an answer costs epsilon 0.3", "by this client's own noise"):  # fmt: skip
+        assert part in text
+    answer, heard = joined(
+        tiny, tmp_path, ["privacy.source=system"], **(STRICT | {"trust": "central", "epsilon_round": 9})
+    )
+    assert "refuses" not in answer
+    assert "claimed by the server, not enforced here" in "\n".join(heard)
+
+
+def test_the_least_noise_can_be_said_as_a_multiplier(tiny: str, tmp_path: Path) -> None:
+    strict = STRICT | {"epsilon_round": None}
+    assert joined(tiny, tmp_path, PRIVATE, **strict, noise_multiplier=20.1)[0]["refuses"] == refusals.NOISE
+    assert "refuses" not in joined(tiny, tmp_path, PRIVATE, **strict, noise_multiplier=20)[0]
+
+
+def test_a_lying_number_of_users_does_not_lower_the_noise(tiny: str, tmp_path: Path) -> None:
+    """Noise for a target epsilon falls with the population: a million users for 287 got less than half of it."""
+    sets = ["privacy={mechanism: gaussian, target_epsilon: 5, delta: 1e-5, trust: distributed, source: system}"]
+    policy: dict[str, Any] = {"trust": "distributed", "rehearsal": False, "population": {"least": 10, "most": 20}}
+    multipliers = {}
+    for population in (10, 12, 20):
+        wanted = load(tiny, sets)
+        client = TrainingClient(
+            wanted, make_task(wanted.task, 0), [0], lenient(tmp_path, **policy), say=lambda text: None
+        )
+        assert "refuses" not in client.answer(JOIN, question(client, population=population)).facts
+        assert client.request is not None
+        multipliers[population] = client.request.multiplier
+    assert multipliers[10] > multipliers[12] > multipliers[20]
+    for claim in (9, 21, 1_000_000, 2**39, -1, True, "12", None, float("nan")):
+        assert joined(tiny, tmp_path, sets, claim, **policy)[0]["refuses"] == refusals.POPULATION
+    # An answer's cost does not rest on amplification, which the claim would enter.
+    floor = policy | {"epsilon_round": 1.0}
+    assert joined(tiny, tmp_path, sets, 20, **floor)[0]["refuses"] == refusals.ROUND
+
+
+def test_a_number_of_users_that_changes_in_a_run_is_refused(tiny: str, tmp_path: Path) -> None:
+    wanted = load(tiny, PRIVATE)
+    client = TrainingClient(wanted, make_task(wanted.task, 0), [0], lenient(tmp_path, **STRICT), say=lambda text: None)
+    client.answer(TRAIN, question(client))
+    with pytest.raises(RefusedByClient, match="cannot stand for two populations"):
+        client.answer(TRAIN, question(client, 1, population=13))
+    assert Ledger.read(tmp_path / "ledger.jsonl").count == 1
+
+
+def test_a_lifetime_ends(tiny: str, tmp_path: Path) -> None:
+    wanted = load(tiny, [*PRIVATE, "run.steps=50"])
+    policy = lenient(tmp_path, **(STRICT | {"epsilon": 1.0}))
+    client = TrainingClient(wanted, make_task(wanted.task, 0), [0], policy, say=lambda text: None)
+
+    def answer_all() -> None:
+        for step in range(50):
+            client.answer(TRAIN, question(client, step))
+
+    with pytest.raises(Spent) as spent:
+        answer_all()
+    assert refusals.code_of(spent.value) == refusals.LIFETIME
+    spent_lines = Ledger.read(tmp_path / "ledger.jsonl").count
+    assert 1 < spent_lines < 50
+    with pytest.raises(Spent):
+        client.answer(TRAIN, question(client, 49))
+    assert Ledger.read(tmp_path / "ledger.jsonl").count == spent_lines
+
+
+def test_without_a_policy_a_client_does_nothing(
+    tmp_path: Path, command: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, said = command("deploy", "client", "--plain")
+    assert code == 2
+    assert "confide deploy client --init policy.yaml" in said
+    assert command("deploy", "client", "--plain", "--policy", "none.yaml")[0] == 2
+    assert command("deploy", "client", "--init", "policy.yaml")[0] == 0
+    made = read_policy(Path("policy.yaml"))
+    assert (made.trust, made.rehearsal, made.epsilon, made.state) == ("local", False, 8, tmp_path / "state")
+    code, _, said = command("deploy", "client", "--init", "policy.yaml")
+    assert code == 2
+    assert "never overwritten" in said
+
+
+def test_a_client_speaks_to_no_server_that_its_policy_does_not_name(
+    tmp_path: Path, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    for name in ("ours", "theirs"):
+        keys.make(tmp_path / name, 1, ["127.0.0.1"])
+    policy = tmp_path / "policy.yaml"
+    write_policy(policy, "127.0.0.1:1", keys.fingerprint(tmp_path / "ours" / "ca.pem"))
+    for words, server in ((("--plain",), "127.0.0.1:1"), (("ours",), "127.0.0.1:2"), (("theirs",), "127.0.0.1:1")):
+        given: tuple[object, ...] = words
+        if words != ("--plain",):
+            given = ("--ca", tmp_path / words[0] / "ca.pem", "--key", tmp_path / words[0] / "client-0")
+        code, _, said = command("deploy", "client", "--policy", policy, "--server", server, *given)
+        assert code == 2
+        assert "the policy does not name the server" in said
+    read_policy(policy).check_server("127.0.0.1:1", keys.fingerprint(tmp_path / "ours" / "ca.pem"))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("trust: none", "expected one of central, distributed, local"),
+        ("epsilon: -1", "above 0"),
+        ("epsilon: .inf", "above 0"),
+        ("epsilon_round: null", "give noise_multiplier"),
+        ("population: {least: 20, most: 10}", "least=20 is above most=10"),
+        ("tust: local", "did you mean 'trust'"),
+        ("servers: []", "servers"),
+        ("data: {kind: tsv, file: x}", "expected one of"),
+    ],
+)
+def test_a_policy_that_is_wrong_says_what_to_do(line: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    write_policy(path, "here:1", None)
+    name = line.partition(":")[0]
+    kept = [each for each in path.read_text().splitlines() if not each.startswith(f"{name}:")]
+    if name == "servers":
+        kept = [each for each in kept if not each.startswith("  ")]
+    path.write_text("\n".join([*kept, line]))
+    with pytest.raises(UserError, match=said):
+        read_policy(path)

@@ -1,0 +1,171 @@
+"""What a server may say is a list: no file, no code, no address and no data of a client is on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+
+pytest.importorskip("flwr", reason="deployment needs the extra deploy")
+
+from confide import recipe
+from confide.deploy import refusals
+from confide.deploy.deployment import Client, check_deployable
+from confide.deploy.parcels import Parcel
+from confide.deploy.policy import told_recipe
+from confide.deploy.refusals import MEANINGS, RefusedByClient
+from confide.deploy.remote import JOIN
+from confide.deploy.told import MAY_SAY, shape, shape_digest
+from confide.settings import Code, Local
+from support.rehearsal import lenient
+
+TABLE = {"kind": "table", "queries": "mine.csv"}
+
+
+def fields(kind: Any, prefix: str = "") -> Iterator[tuple[str, list[Any]]]:
+    """Every field that a recipe can have, with all that its type is made of."""
+    for name, info in kind.model_fields.items():
+        parts = [*info.metadata, info.annotation, *_parts(info.annotation)]
+        yield f"{prefix}{name}", parts
+        for part in parts:
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                yield from fields(part, f"{prefix}{name}.")
+
+
+def _parts(kind: Any) -> Iterator[Any]:
+    for part in get_args(kind):
+        yield part
+        yield from _parts(part)
+
+
+def test_no_field_that_names_a_file_or_code_can_be_told() -> None:
+    found = list(fields(recipe.Recipe))
+    marked = {name for name, parts in found if any(isinstance(part, Local | Code) for part in parts)}
+    assert {"task.corpus.file", "task.start", "task.encoder.source", "bounding.function", "task.factory"} <= marked
+    assert not marked & MAY_SAY
+    assert {name for name, _ in found} >= MAY_SAY, "every name on the list is a field"
+    for name in ("task.data", "task.corpus", "task.options", "privacy.options", "task.clients", "task.dataset"):
+        assert not any(told == name or told.startswith(f"{name}.") for told in MAY_SAY)
+
+
+@pytest.mark.parametrize("name", ["convex/digits", "convex/quadratics"])
+def test_an_ordinary_recipe_is_taken_by_server_and_client(name: str) -> None:
+    wanted = recipe.load(name)
+    check_deployable(wanted)
+    made = told_recipe(wanted.model_dump_json(), lenient(Path("state")))
+    assert shape_digest(made) == shape_digest(wanted)
+    assert made == wanted.model_copy(update={"description": ""})
+
+
+@pytest.mark.parametrize(
+    ("name", "sets"),
+    [
+        ("speech/embedded/federated", ["task.corpus={kind: tsv, file: /etc/passwd}", "task.cache=/home/me"]),
+        ("speech/embedded/federated", ["task.corpus={kind: folder, folder: /home/me}", "task.start=/home/me/model"]),
+        ("speech/embedded/federated", ["task.test={kind: librispeech, subset: ../x}"]),
+        ("speech/embedded/federated", ["task.corpus={kind: python, factory: 'os:system'}"]),
+        ("retrieval/sms-head", ["task.data={kind: sms_spam, file: /etc/passwd}"]),
+        ("retrieval/embedded", ["task.encoder.source=https://evil.example:1", "task.start=/home/me"]),
+        ("retrieval/embedded", ["task.data={kind: table, queries: /etc/passwd, query_column: diagnosis}"]),
+        ("convex/digits", ["task.folder=/home/me", "task.dataset=cifar10"]),
+    ],
+)
+def test_files_code_and_addresses_that_a_server_names_are_never_used(name: str, sets: list[str]) -> None:
+    data = {"speech": {"kind": "folder", "folder": "mine"}, "retrieval": TABLE}.get(name.partition("/")[0])
+    policy = lenient(Path("state"), data=data, encoder="minilm")
+    if name == "convex/digits":
+        policy = lenient(Path("state"))
+    made = told_recipe(recipe.load(name, sets).model_dump_json(), policy).model_dump_json()
+    for word in ("/etc", "/home", "evil", "os:system", "..", "diagnosis", "cifar"):
+        assert word not in made
+
+
+def test_code_that_a_server_names_is_refused() -> None:
+    for sets in (
+        ["task={kind: python, factory: 'os:system', options: {command: id}}"],
+        ["bounding={rule: python, function: 'os:system', bound: 1}"],
+        ["privacy={mechanism: python, factory: 'os:system', noise_multiplier: 1, delta: 1e-5}"],
+    ):
+        document = recipe.load("convex/digits").model_dump(mode="json")
+        for override in sets:
+            recipe._apply(document, override)
+        with pytest.raises(RefusedByClient) as refused:
+            told_recipe(json.dumps(document), lenient(Path("state")))
+        assert refused.value.code == refusals.RECIPE
+
+
+def test_a_servers_recipe_that_is_none_is_refused_in_our_words() -> None:
+    for text in (
+        "[",
+        "5",
+        "{}",
+        '{"task": {"kind": "convex/digit"}}',
+        '{"task": 5}',
+        None,
+        7,
+        "[" * 100_000,
+        "x" * 2**21,
+    ):
+        with pytest.raises(RefusedByClient, match="the server") as refused:
+            told_recipe(text, lenient(Path("state")))
+        assert refused.value.code == refusals.RECIPE
+
+
+def test_texts_are_only_read_by_the_encoder_of_the_policy() -> None:
+    far = recipe.load("retrieval/embedded", ["task.encoder={source: 'https://evil.example:1', max_tokens: 32}"])
+    own = told_recipe(far.model_dump_json(), lenient(Path("state"), data=TABLE, encoder="/models/own")).task
+    assert own.encoder.source == "/models/own"  # type: ignore[union-attr]
+    assert own.encoder.max_tokens == 32  # type: ignore[union-attr]
+    with pytest.raises(RefusedByClient, match="which `encoder` may read"):
+        told_recipe(far.model_dump_json(), lenient(Path("state"), data=TABLE))
+
+
+def test_the_server_hears_a_code_and_no_word_of_a_file(tmp_path: Path) -> None:
+    """The first line of any file used to travel back in the text of the error."""
+    secret = tmp_path / "secret.tsv"
+    secret.write_text("the hospital's password is swordfish\n")
+    document = recipe.load(
+        "speech/embedded/federated", [f"task.corpus={{kind: tsv, file: {secret}}}", "task.start=null"]
+    )
+    for own in ({"kind": "folder", "folder": str(secret)}, {"kind": "table", "queries": str(secret)}, None):
+        said = list[str]()
+        client = Client(lenient(tmp_path / "state", data=own), [0], say=said.append)
+        answer = client.answer(JOIN, Parcel({"told": document.model_dump_json(), "population": 12}))
+        assert set(answer.facts) == {"users", "refuses"}
+        assert answer.facts["refuses"] in MEANINGS
+        assert "swordfish" not in repr(answer)
+        assert said, "its owner hears why"
+
+
+def test_an_error_that_travels_carries_a_code() -> None:
+    from flwr.app import Message
+    from flwr.supercore.task_identity import TaskIdentity
+
+    from confide.deploy.node import reply_to
+    from confide.deploy.records import to_records
+    from confide.errors import UserError
+
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 2, 3
+    said = list[str]()
+    for error, code in (
+        (UserError("/home/me/notes.tsv: swordfish"), refusals.FAILED),
+        (ValueError("swordfish"), refusals.FAILED),
+        (RefusedByClient(refusals.NOISE, "swordfish"), refusals.NOISE),
+    ):
+
+        def answer(kind: str, parcel: Parcel, error: Exception = error) -> Parcel:
+            raise error
+
+        made = reply_to(Message(to_records(Parcel({})), 1, "query.join", ttl=10), answer, said.append)
+        assert made.error.reason == code
+    assert all("swordfish" in text for text in said)
+    assert refusals.meaning("rm -rf; swordfish") == "for a reason that is not known here"
+
+
+def test_what_is_dropped_and_what_is_kept() -> None:
+    kept = shape({"task": {"kind": "speech", "start": "x", "augment": None}, "local": 5, "description": "x", "new": 1})
+    assert kept == {"task": {"kind": "speech", "augment": None}, "local": None}
