@@ -12,7 +12,7 @@ from confide.build import make_loop
 from confide.deploy.client import TrainingClient
 from confide.deploy.deployment import remote_engine
 from confide.deploy.parcels import Parcel
-from confide.deploy.policy import Policy
+from confide.deploy.policy import Policy, accepting
 from confide.deploy.refusals import code_of, meaning
 from confide.deploy.remote import Remote, Reply, Terms
 from confide.errors import UserError
@@ -68,10 +68,7 @@ class Local:
 
 def lenient(state: Path, **stricter: Any) -> Policy:
     """The policy of a client that takes part in everything, but for what is given."""
-    return Policy.model_validate(
-        {"servers": [{"address": "here:1"}], "state": state, "trust": "central", "epsilon": 1e9, "delta": 1e-5,
-         "noise_multiplier": 1e-9, "population": {"least": 1, "most": 10**6}, "rehearsal": True} | stricter
-    )  # fmt: skip
+    return Policy.model_validate(accepting(state).model_dump() | stricter)
 
 
 def loop_over(recipe: Recipe, remote: Callable[..., Remote]) -> Loop:

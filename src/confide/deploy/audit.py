@@ -25,13 +25,14 @@ from confide.deploy import keys
 from confide.deploy.client import TrainingClient
 from confide.deploy.deployment import LOG, check_deployable, remote_engine
 from confide.deploy.masked import Masked
+from confide.deploy.policy import accepting
 from confide.deploy.remote import Remote, Terms
 from confide.engines.engine import Engine, Traits
 from confide.errors import UserError
 from confide.federated.cohort import Tally
 from confide.federated.task import Task
+from confide.privacy.events import Event
 from confide.privacy.gaussian import Seeded
-from confide.privacy.ledger import Ledger
 from confide.privacy.mechanisms.distributed import top_up
 from confide.privacy.plan import Plan
 from confide.privacy.trust.own_noise import OwnNoise
@@ -164,23 +165,21 @@ def _answer(given: ClientStart) -> None:
     torch.set_num_threads(1)
     wanted, planted = Recipe.model_validate_json(given.planting.recipe), given.planting.task()
     task: Task = planted
-    member = TrainingClient(wanted, task, given.users)
-    member.trainer = given.planting.trainer(planted)
-    if member.noise is not None and given.broken is not None:
-        member.noise = BrokenNoise(member.noise, given.broken)
+    member = CanaryClient(wanted, task, given.users, accepting(given.keys / "state"), lambda text: None)
+    member.trainer, member.broken = given.planting.trainer(planted), given.broken
     access = Access(Address.parse(given.server), given.keys / keys.CA, given.keys / given.name)
     serve(access, member.answer, _PATIENCE, _POLL, lambda text: None)
 
 
-class BrokenNoise(OwnNoise):
-    """A client's noise, broken on purpose where it is drawn."""
+class CanaryClient(TrainingClient):
+    """A client whose users are canaries. It keeps its ledgers in memory, and its noise may be broken on purpose."""
 
-    def __init__(self, honest: OwnNoise, kind: Break) -> None:
-        super().__init__(honest.terms, honest.bound, honest.state)
-        self.kind = kind
+    broken: Break | None = None
 
-    def plan_for(self, population: int) -> tuple[Plan, Ledger]:
-        plan, book = super().plan_for(population)
-        share = share_of(self.kind)
-        source = BrokenSource(Seeded(plan.seed), lambda: share, self.kind == "same-noise")
-        return replace(plan, source=source), book
+    def own_noise(self, plan: Plan, event: Event) -> OwnNoise:
+        honest = super().own_noise(plan, event)
+        if self.broken is not None:
+            share = share_of(self.broken)
+            source = BrokenSource(Seeded(plan.seed), lambda: share, self.broken == "same-noise")
+            plan = replace(plan, source=source)
+        return OwnNoise(plan, event, replace(honest.terms, state=None), self.users)

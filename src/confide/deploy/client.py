@@ -27,6 +27,8 @@ from confide.federated.cohort import PartTrainer, Tally
 from confide.federated.local import LocalTraining, Updates
 from confide.federated.parameters import Layout, all_finite, flatten
 from confide.federated.task import BasicTask, Task
+from confide.privacy.events import Event
+from confide.privacy.plan import Plan
 from confide.privacy.trust.own_noise import OwnNoise, OwnTerms, noisy_share, share_scale
 from confide.privacy.trust.secure import KEYS, MASKED, SHARES, UNMASK, Session, clamp, ring_for
 from confide.privacy.trust.secure_sum import Vector
@@ -136,7 +138,7 @@ class TrainingClient:
             self.request = judge(self.policy, self.recipe, population, self.layout)
             self.say("\n".join(self.request.lines(self.policy.delta)))
             if self.request.event is not None and self.trust != "central":
-                self.noise = OwnNoise(self.request.plan, self.request.event, self._terms(), self.users)
+                self.noise = self.own_noise(self.request.plan, self.request.event)
         if type(population) is not int or population != self.request.population:
             raise RefusedByClient(
                 refusals.POPULATION,
@@ -145,9 +147,12 @@ class TrainingClient:
             )
         return self.request
 
-    def _terms(self) -> OwnTerms:
+    def own_noise(self, plan: Plan, event: Event) -> OwnNoise:
+        """Make what adds this client's noise, and keeps its ledgers."""
         policy = self.policy
-        return OwnTerms(policy.state, policy.epsilon, policy.delta, self.recipe.digest, self.begins_elsewhere, self.recipe.unit)
+        told = self.recipe.digest, self.begins_elsewhere, self.recipe.unit
+        terms = OwnTerms(policy.state, policy.epsilon, policy.delta, *told)
+        return OwnNoise(plan, event, terms, self.users)
 
     def _check_identity(self, facts: Mapping[str, Any]) -> None:
         differs = self.identity.differs(facts)

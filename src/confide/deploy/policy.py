@@ -118,6 +118,14 @@ def read_policy(path: Path | None) -> Policy:
     return made.resolved(path.absolute().parent)
 
 
+def accepting(state: Path) -> Policy:
+    """Make a policy that refuses nothing, for made-up users such as canaries."""
+    return Policy(
+        servers=(Server(address="anywhere:1"),), state=state, trust="central", noise_multiplier=1e-9, epsilon=1e9,
+        delta=1e-5, population=Believed(least=1, most=2**31 - 1), rehearsal=True,
+    )  # fmt: skip
+
+
 def told_recipe(text: object, policy: Policy) -> Recipe:
     """Make a recipe from what a server told, with data and encoder from the policy."""
     try:

@@ -36,13 +36,13 @@ TAIL = 10.0
 
 @dataclass(frozen=True)
 class OwnTerms:
-    """What this client's owner has decided: where the ledger lies, and what all answers may cost.
+    """What this client's owner has decided: where the ledger lies (none: in memory), and what all answers may cost.
 
     `digest` identifies the recipe. `begins_elsewhere` says that the run begins with a model that was made before it,
     whose data no ledger covers.
     """
 
-    state: Path
+    state: Path | None
     epsilon: float
     delta: float
     digest: str
@@ -93,8 +93,10 @@ class OwnNoise:
             "recipe": terms.digest, "delta": terms.delta, "accountant": plan.accountant,
             "adjacency": self.event.adjacency, "noise_source": plan.mechanism.setting.privacy.source,
             "for_release": not plan.source.repeatable, "begins_elsewhere": terms.begins_elsewhere,
-            "unit": terms.unit.model_dump(),
+            "trust": plan.mechanism.trust, "unit": terms.unit.model_dump(), "sampler": plan.sampler,
         }  # fmt: skip
+        if terms.state is None:
+            return Ledger.create(None, header)
         folder = terms.state if len(self.users) == 1 else terms.state / f"user-{user}"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / FILE
