@@ -12,6 +12,7 @@ from confide import __version__
 from confide.commands import (
     audit,
     bench,
+    budget,
     corpus,
     deploy,
     diagnose,
@@ -54,7 +55,7 @@ Start here:
 )
 # In the order of `confide --help`.
 for command in (
-    bench.bench, train.train, train.demo, train.resume, guarantee.guarantee, ledger.ledger, audit.audit,
+    bench.bench, train.train, train.demo, train.resume, guarantee.guarantee, ledger.ledger, budget.budget, audit.audit,
     reproduce.reproduce, report.report, report.compare, report.watch, diagnose.diagnose, evaluate.evaluate,
     transcribe.transcribe, retrieval.retrieve, retrieval.answer, ui.ui,
 ):  # fmt: skip

@@ -20,7 +20,7 @@ from confide.deploy.policy import read_policy, write_policy
 from confide.deploy.refusals import RefusedByClient
 from confide.deploy.remote import JOIN, TRAIN
 from confide.errors import UserError
-from confide.privacy.ledger import Ledger
+from confide.privacy.budget import Budget
 from confide.privacy.trust.own_noise import Spent
 from confide.recipe import load
 from support.rehearsal import lenient
@@ -115,7 +115,7 @@ def test_a_number_of_users_that_changes_in_a_run_is_refused(tiny: str, tmp_path:
     client.answer(TRAIN, question(client))
     with pytest.raises(RefusedByClient, match="cannot stand for two populations"):
         client.answer(TRAIN, question(client, 1, population=13))
-    assert Ledger.read(tmp_path / "ledger.jsonl").count == 1
+    assert len(Budget.read(tmp_path / "budget.jsonl").charges) == 1
 
 
 def test_a_lifetime_ends(tiny: str, tmp_path: Path) -> None:
@@ -130,11 +130,11 @@ def test_a_lifetime_ends(tiny: str, tmp_path: Path) -> None:
     with pytest.raises(Spent) as spent:
         answer_all()
     assert refusals.code_of(spent.value) == refusals.LIFETIME
-    spent_lines = Ledger.read(tmp_path / "ledger.jsonl").count
+    spent_lines = len(Budget.read(tmp_path / "budget.jsonl").charges)
     assert 1 < spent_lines < 50
     with pytest.raises(Spent):
         client.answer(TRAIN, question(client, 49))
-    assert Ledger.read(tmp_path / "ledger.jsonl").count == spent_lines
+    assert len(Budget.read(tmp_path / "budget.jsonl").charges) == spent_lines
 
 
 def test_without_a_policy_a_client_does_nothing(
@@ -193,3 +193,38 @@ def test_a_policy_that_is_wrong_says_what_to_do(line: str, said: str, tmp_path: 
     path.write_text("\n".join([*kept, line]))
     with pytest.raises(UserError, match=said):
         read_policy(path)
+
+
+def test_a_life_is_counted_over_runs_and_servers_and_what_is_claimed_beside(tiny: str, tmp_path: Path) -> None:
+    policy = lenient(tmp_path, epsilon=20.0)
+    for seed, sets in enumerate((PRIVATE, [*PRIVATE, "run.seed=1"], ["privacy.source=system", "run.seed=2"])):
+        wanted = load(tiny, sets)
+        client = TrainingClient(wanted, make_task(wanted.task, 0), [0], policy, say=lambda text: None)
+        client.answer(TRAIN, question(client, seed))
+    charges = Budget.read(tmp_path / "budget.jsonl").charges
+    assert [(charge.count, charge.claimed) for charge in charges] == [(1, False), (1, False), (3, True)]
+    assert len({charge.run for charge in charges}) == 3
+    again = TrainingClient(
+        wanted, make_task(wanted.task, 0), [0], lenient(tmp_path, epsilon=30.0), say=lambda text: None
+    )
+    with pytest.raises(UserError, match="fixed before the first answer"):
+        again.answer(TRAIN, question(again))
+
+
+def test_two_clients_on_one_state_see_what_each_other_has_spent(tiny: str, tmp_path: Path) -> None:
+    wanted, policy = load(tiny, PRIVATE), lenient(tmp_path)
+    one, two = (TrainingClient(wanted, make_task(wanted.task, 0), [0], policy, say=lambda text: None) for _ in range(2))
+    for step, client in enumerate((one, two, one, two)):
+        client.answer(TRAIN, question(client, step))
+    with (tmp_path / "budget.jsonl").open("ab") as file:
+        file.write(b'{"torn')
+    one.answer(TRAIN, question(one, 4))
+    assert len(Budget.read(tmp_path / "budget.jsonl").charges) == 5
+
+
+def test_a_step_beyond_the_run_is_refused(tiny: str, tmp_path: Path) -> None:
+    wanted = load(tiny, ["privacy.source=system"])
+    client = TrainingClient(wanted, make_task(wanted.task, 0), [0], lenient(tmp_path), say=lambda text: None)
+    for step in (6, -1, 10**12, True, "0", None):
+        with pytest.raises(RefusedByClient, match="asks for step"):
+            client.answer(TRAIN, question(client, step))  # type: ignore[arg-type]

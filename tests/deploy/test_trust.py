@@ -17,12 +17,12 @@ from confide.deploy.parcels import Parcel
 from confide.deploy.remote import JOIN, TRAIN, Terms
 from confide.engines.engine import Abandoned, InProcess
 from confide.errors import UserError
+from confide.privacy.budget import Budget
 from confide.privacy.gaussian import grid
-from confide.privacy.ledger import Ledger
 from confide.privacy.mechanisms import Occasion
 from confide.privacy.trust.secure import KEYS, MASKED, SHARES, UNMASK, Session
 from confide.recipe import load
-from confide.runs import checkpoint, folder
+from confide.runs import checkpoint
 from confide.runs.simulation import simulate
 from support.rehearsal import engine, lenient, loop_over, run_over
 
@@ -43,8 +43,8 @@ def test_a_clients_own_ledger_says_whether_the_starting_model_is_covered(
     client.answer(JOIN, Parcel({"population": 12, **client.identity.facts()}))
     assert client.noise is not None
     client.noise.charge(5, 0)
-    assert Ledger.read(tmp_path / "state" / "ledger.jsonl").header["begins_elsewhere"] is elsewhere
-    assert folder.check_ledger(tmp_path / "state")["begins_elsewhere"] is elsewhere
+    said = Budget.read(tmp_path / "state" / "budget.jsonl").charges[0].what
+    assert ("made elsewhere" in said) is elsewhere
 
 
 def test_local_noise_comes_from_the_clients_and_gives_the_model_of_one_process(tiny: str, tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_local_noise_comes_from_the_clients_and_gives_the_model_of_one_process(t
     loop, state = run_over(recipe, engine(12, state=tmp_path))
     assert float((state.parameters - expected.parameters).norm()) <= 1e-6 * float(expected.parameters.norm())
     assert loop.ledger.entries == alone.ledger.entries
-    counts = [Ledger.read(path).count for path in tmp_path.glob("*/ledger.jsonl")]
+    counts = [len(Budget.read(path).charges) for path in tmp_path.glob("*/budget.jsonl")]
     cohorts = [alone.plan.cohort(step) for step in range(recipe.run.steps)]
     assert sum(counts) == sum(map(len, cohorts))
 

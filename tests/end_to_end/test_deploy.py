@@ -26,6 +26,7 @@ pytest.importorskip("flwr", reason="deployment needs Flower: pip install 'confid
 from confide.deploy import keys
 from confide.errors import UserError
 from confide.federated.parameters import Layout, flatten
+from confide.privacy.budget import Budget
 from confide.privacy.ledger import FILE, Ledger
 from confide.recipe import load
 from confide.run import Loop
@@ -136,7 +137,7 @@ def test_local_noise_over_the_network_gives_the_model_and_the_ledger_of_one_proc
     recipe = written(tmp_path, RECIPE.replace("delta", "trust: local, delta").replace("steps: 20", "steps: 4"))
     run = run_three(tmp_path, recipe)
     alone = check_same(run, recipe)
-    counts = [Ledger.read(path).count for path in tmp_path.glob(f"state-*/{FILE}")]
+    counts = [len(Budget.read(path).charges) for path in tmp_path.glob("state-*/budget.jsonl")]
     assert sum(counts) == sum(len(alone.plan.cohort(step)) for step in range(4))
 
 
@@ -156,7 +157,7 @@ def test_a_client_refuses_over_the_network_what_is_below_its_policy(tmp_path: Pa
     assert "refused: an answer costs epsilon" in owners
     assert "above the policy's 1" in owners
     assert not (tmp_path / "state-2").exists()
-    counts = [Ledger.read(path).count for path in tmp_path.glob(f"state-*/{FILE}")]
+    counts = [len(Budget.read(path).charges) for path in tmp_path.glob("state-*/budget.jsonl")]
     assert all(count <= 2 for count in counts)
 
 

@@ -137,7 +137,7 @@ class TrainingClient:
         if self.request is None:
             self.request = judge(self.policy, self.recipe, population, self.layout)
             self.say("\n".join(self.request.lines(self.policy.delta)))
-            if self.request.event is not None and self.trust != "central":
+            if self.request.event is not None:
                 self.noise = self.own_noise(self.request.plan, self.request.event)
         if type(population) is not int or population != self.request.population:
             raise RefusedByClient(
@@ -150,8 +150,9 @@ class TrainingClient:
     def own_noise(self, plan: Plan, event: Event) -> OwnNoise:
         """Make what adds this client's noise, and keeps its ledgers."""
         policy = self.policy
-        told = self.recipe.digest, self.begins_elsewhere, self.recipe.unit
-        terms = OwnTerms(policy.state, policy.epsilon, policy.delta, *told)
+        where = ", from a model made elsewhere" if self.begins_elsewhere else ""
+        what = f"{self.recipe.task.kind}, trust {self.trust}{where}"
+        terms = OwnTerms(policy.state, policy.epsilon, policy.delta, self.recipe.digest, what)
         return OwnNoise(plan, event, terms, self.users)
 
     def _check_identity(self, facts: Mapping[str, Any]) -> None:
@@ -161,7 +162,9 @@ class TrainingClient:
 
     def _check(self, facts: Mapping[str, Any]) -> None:
         self._check_identity(facts)
-        self._accept(facts.get("population"))
+        request, step = self._accept(facts.get("population")), facts.get("step")
+        if type(step) is not int or not 0 <= step < request.recipe.run.steps:
+            raise RefusedByClient(QUESTION, f"the server asks for step {step!r:.40} of {request.recipe.run.steps}")
         if facts.get("user") not in self.users:
             raise RefusedByClient(
                 QUESTION, f"the server asks for user {facts.get('user')!r:.40}; this client has {self.users}"
@@ -174,7 +177,9 @@ class TrainingClient:
         tally = self._update(parcel, weight)
         loss = float("nan") if tally.not_finite else float(tally.loss)
         said: dict[str, Any] = {"loss": loss, "votes": tally.votes, "norms": tally.layer_norms}
-        if self.noise is not None:  # local: norm and loss of a single user would tell what the noise hides
+        if self.noise is not None and self.trust == "central":
+            self.noise.claim(facts["user"], int(facts["step"]))
+        elif self.noise is not None:  # local: norm and loss of a single user would tell what the noise hides
             said |= {"loss": 0.0, "norms": [0.0] * len(tally.layer_norms)}
             self.noise.add_local(self.sum, weight, facts["user"], int(facts["step"]))
         return Parcel(self._back(facts) | said, {"update": self.sum.numpy()})

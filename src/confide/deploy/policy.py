@@ -58,7 +58,7 @@ class Policy(Section):
         None, min_length=1, description="the language model that reads the texts, as task.encoder.source takes it"
     )
     cache: LocalPath | None = Field(None, description="where features or states are kept; none: the usual folder")
-    state: LocalPath = Field(description="the folder of this client's own privacy ledger")
+    state: LocalPath = Field(description="the folder of this client's lifetime budget")
     trust: Trust = Field(description="the least that is accepted: central, distributed or local")
     noise_multiplier: _Positive | None = Field(None, description="the least z of a run")
     epsilon_round: _Positive | None = Field(None, description="the largest epsilon of one answer")
@@ -188,7 +188,7 @@ data: null
 #   encoder: minilm
 encoder: null
 
-# Where this client keeps its own privacy ledger. Keep it: it says what was spent.
+# Where this client keeps its lifetime budget (`confide budget`). Keep it: it says what was spent.
 state: ./state
 
 # The least trust that it accepts.

@@ -40,7 +40,9 @@ class FinalModel:
                 state.final["sum"].add_(state.parameters)
 
     def model(self, state: State) -> Tensor:
-        """The final model, once the last step is made."""  # (parameters,)
+        """The final model, once the last step is made; of a run that had to end before it, the last iterate."""
+        if state.step < self.steps:
+            return state.parameters  # (parameters,)
         if self.settings.kind == "mean":
             # The last iterate is not yet in the sum: an iterate is kept when the next step begins.
             return (state.final["sum"] + state.parameters) / self.settings.count

@@ -88,6 +88,28 @@ def rough_epsilon(releases: Iterable[tuple[float, float, int]], delta: float) ->
     return float(engine.get_epsilon(delta))
 
 
+@lru_cache(maxsize=4096)
+def renyi_cost(event: Event, orders: tuple[float, ...]) -> tuple[float, ...]:
+    """Upper bounds of the Renyi divergence of one release, one for each order; infinite where none is known."""
+    import dp_accounting
+
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    sampler, cohort, population, rate, z = _key(event)
+    if sampler in ("local", "cyclic"):
+        z, sampler = z * (0.5 if sampler == "local" else 1.0), "everyone"
+    relation = dp_accounting.NeighboringRelation
+    adjacency = relation.REPLACE_ONE if sampler == "fixed" else relation.ADD_OR_REMOVE_ONE
+    one = dp_accounting.GaussianDpEvent(z / 2 if sampler == "fixed" else z)
+    if sampler == "poisson":
+        one = dp_accounting.PoissonSampledDpEvent(rate, one)
+    elif sampler == "fixed":
+        one = dp_accounting.SampledWithoutReplacementDpEvent(population, int(cohort), one)
+    elif sampler != "everyone":
+        return (math.inf,) * len(orders)
+    engine = dp_accounting.rdp.RdpAccountant(list(orders), adjacency).compose(one)
+    return tuple(math.inf if math.isnan(cost) else event.turns * float(cost) for cost in engine.rdp)
+
+
 def _key(event: Event) -> _Key:
     kind, rate = event.sampler, event.turn_rate
     if kind == "cyclic_poisson":  # a turn is a Poisson-sampled release like any other

@@ -14,21 +14,22 @@ written, so that no line ever stands for two values.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import os
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from confide.errors import UserError
+from confide.privacy import chain
 from confide.privacy.events import Event
 
-GENESIS = "0" * 64
-_VOID = "The privacy spent cannot be stated from this file"
 FILE = "ledger.jsonl"
+
+
+Pay = Callable[[int, int, Event, str | None], None]
+"""From step, attempt, event and environment (none where the noise cannot be drawn again)."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,13 @@ class Ledger:
     path: Path | None
     header: dict[str, Any]
     entries: list[Entry] = field(default_factory=list)
-    head: str = GENESIS
+    head: str = chain.GENESIS
     latest: dict[int, Entry] = field(default_factory=dict)
     """The last attempt at each step."""
     heads: set[str] = field(default_factory=set)
     """The hash of every line, each of which was the head once."""
+    pay: Pay | None = None
+    """Charges a budget over several runs, before the line is written; raises if that is spent."""
 
     @staticmethod
     def create(path: Path | None, header: dict[str, Any]) -> Ledger:
@@ -162,6 +165,8 @@ class Ledger:
         """
         attempt, past = self.next_attempt(step, event, environment, repeatable), self.latest.get(step)
         if past is None or past.attempt != attempt:
+            if self.pay is not None:
+                self.pay(step, attempt, event, environment if repeatable else None)
             entry = Entry(step, attempt, environment, event)
             body = {"step": step, "attempt": attempt, "environment": environment, "event": event.to_json()}
             self._write(body, entry)
@@ -187,24 +192,12 @@ class Ledger:
     @staticmethod
     def drop_torn_line(path: Path) -> bool:
         """Cut off an unfinished last line. Its write had not ended, so its release had not begun."""
-        content = path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        if whole == len(content):
-            return False
-        with path.open("r+b") as file:
-            file.truncate(whole)
-            os.fsync(file.fileno())
-        return True
+        return chain.drop_torn_line(path)
 
     def _write(self, body: dict[str, Any], entry: Entry | None = None) -> None:
-        body = {**body, "previous": self.head}
-        digest = _digest(body)
-        line = _encode({**body, "hash": digest})
+        line, digest = chain.seal(body, self.head)
         if self.path is not None:
-            with self.path.open("ab") as file:
-                file.write(line + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
+            chain.append(self.path, line)
         self._append(digest, entry)
 
     def _append(self, digest: str, entry: Entry | None) -> None:
@@ -216,18 +209,7 @@ class Ledger:
 
     def _read_line(self, number: int, line: bytes) -> None:
         where = f"{self.path}, line {number}"
-        try:
-            body = json.loads(line)
-            digest = body.pop("hash")
-            previous = body["previous"]
-            if line != _encode({**body, "hash": digest}):
-                raise ValueError("not as it was written")
-        except (ValueError, KeyError, AttributeError, TypeError):
-            raise UserError(f"{where}: not a line of a ledger; the file was edited or damaged") from None
-        if digest != _digest(body):
-            raise UserError(f"{where}: was edited after it was written. {_VOID}")
-        if previous != self.head:
-            raise UserError(f"{where}: does not follow the line before it; a line was removed, added or moved. {_VOID}")
+        body, digest = chain.unseal(line, self.head, where)
         if number == 1:
             self.header = body.get("run", {})
         self._append(digest, _read_entry(body, where) if number > 1 else None)
@@ -240,11 +222,3 @@ def _read_entry(body: dict[str, Any], where: str) -> Entry:
         raise UserError(f"{where}: a release must have step, attempt, environment and event") from None
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
-
-
-def _encode(body: dict[str, Any]) -> bytes:
-    return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-
-
-def _digest(body: dict[str, Any]) -> str:
-    return hashlib.sha256(_encode(body)).hexdigest()

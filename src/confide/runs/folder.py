@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import fcntl
 import json
+import secrets
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,6 +36,7 @@ from confide.federated.state import State
 from confide.federated.task import Task
 from confide.files import SECRET, write_atomically
 from confide.privacy import ledger
+from confide.privacy.budget import Budget, BudgetSpent
 from confide.privacy.ledger import Ledger
 from confide.privacy.mechanisms import Mechanism, mechanism_of
 from confide.progress import Reporter, stop_on_signal
@@ -41,6 +44,7 @@ from confide.recipe import Recipe
 from confide.run import Loop
 from confide.runs import checkpoint, fingerprint
 from confide.runs.fingerprint import describe_environment
+from confide.runs.paying import check_budget, paying
 from confide.runs.recording import LAYERS, METRICS, TIMES, Recording
 from confide.runs.records import Recorded, evaluate, finite, json_safe, mean_of_recent
 from confide.runs.stated import SUMMARY, check_ledger, check_tail, spent, stated, summary_if_finished, summary_of
@@ -214,9 +218,13 @@ def _open_ledger(folder: Path, wanted: Recipe, header: dict[str, Any]) -> Ledger
         write_atomically(folder / RECIPE, wanted.to_yaml().encode())
     if path.exists() and path.stat().st_size > 0:
         Ledger.drop_torn_line(path)
+    people = None if wanted.privacy.budget is None else Budget.read(wanted.privacy.budget)
+    if people is not None:
+        people.check_population(header["population"])
     if not path.exists() or path.stat().st_size == 0:
-        return Ledger.create(path, header)
-    book = Ledger.read(path)
+        own = {} if people is None else {"budget": {"id": people.header["id"], "run": secrets.token_hex(8)}}
+        return paying(Ledger.create(path, {**header, **own}), people)
+    book = paying(Ledger.read(path), people)
     if book.header.get("recipe") != wanted.digest:
         raise UserError(_CHANGED.format(folder / RECIPE))
     fingerprint.check(folder, book.header, header)
@@ -231,6 +239,7 @@ def _open_ledger(folder: Path, wanted: Recipe, header: dict[str, Any]) -> Ledger
 
 def _finish_run(folder: Path, loop: Loop, saved: State | None, quiet: bool, page: WritePage | None) -> dict[str, Any]:
     try:
+        check_budget(loop)
         state = saved or loop.start()
         _make_steps(folder, loop, state, quiet)
         return _finish(folder, loop, state, page)
@@ -260,6 +269,9 @@ def _make_steps(folder: Path, loop: Loop, state: State, quiet: bool) -> None:
         while state.step < steps:
             try:
                 record = recorded.step(state)
+            except BudgetSpent as spent:  # nothing of the step was released: the model is that of the step before
+                print(f"stopped after step {state.step} of {steps}: {spent}", file=sys.stderr, flush=True)
+                break
             except Abandoned:  # the run goes on with the same cohort
                 files.sync()
                 _save(folder, loop, state)
@@ -323,6 +335,8 @@ def _finish(folder: Path, loop: Loop, state: State, page: WritePage | None) -> d
         "unit": listed["unit"],
         "environment": describe_environment(),
     }
+    if state.step < loop.recipe.run.steps:
+        summary["stopped_by_budget"] = str(loop.recipe.privacy.budget)
     more = ("epsilon_server", "epsilon_server_and_client", "releases_of_a_user", "public_weights")
     summary |= {name: listed[name] for name in more if name in listed}
     summary["statement"] = found.model_dump(mode="json")

@@ -25,7 +25,7 @@ from confide.privacy.gaussian import Address, Source
 from confide.privacy.guarantee import NO_GUARANTEE
 from confide.privacy.metrics import NoisyMetrics
 from confide.privacy.sampling import Kind, Sampling
-from confide.settings import FunctionName, Section
+from confide.settings import FunctionName, LocalPath, Section
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -60,6 +60,10 @@ class CommonSettings(Section):
     metrics: NoisyMetrics | None = Field(
         None, exclude_if=lambda value: value is None,
         description="figures about the cohort that every step also releases, with noise, under the same budget",
+    )  # fmt: skip
+    budget: LocalPath | None = Field(
+        None, exclude_if=lambda value: value is None,
+        description="the file of the population's lifetime budget, which the run charges (`confide budget --init`)",
     )  # fmt: skip
     factory: FunctionName | None = Field(
         None, exclude_if=lambda value: value is None,

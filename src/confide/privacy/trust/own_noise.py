@@ -4,8 +4,9 @@
     distributed   w_k u_k + N(0, (z C w)^2 / m)      m such terms make the noise z C w of the sum, w the largest weight;
                                                      the server tops it up to the same variance in every round
 
-The scale comes from the client's own plan, which was held against its policy. The client keeps a ledger of its own for
-each of its users, written before anything is sent, and stops answering when the releases of the whole run or the
+The scale comes from the client's own plan, which was held against its policy. The client keeps the budget of each of
+its users' lives, over all servers and runs (`confide.privacy.budget`), written before anything is sent, and stops
+answering when the releases of the whole run or the
 epsilon of its lifetime are spent: a server that asks twice cannot get more. For distributed trust a client alone hides
 nothing; m is the number of answers below which nobody helps to unmask the sum, so fewer noises than that are never
 seen. What a sum costs whoever is in it is a Gaussian of multiplier z, without amplification: the server knows who is.
@@ -14,6 +15,7 @@ seen. What a sum costs whoever is in it is a Gaussian of multiplier z, without a
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +25,10 @@ import torch
 from torch import Tensor
 
 from confide.errors import UserError
-from confide.privacy.accountant import epsilon, shown
+from confide.privacy.budget import FILE, Budget, BudgetSpent
 from confide.privacy.events import Event
 from confide.privacy.gaussian import Address
-from confide.privacy.ledger import FILE, Ledger
 from confide.privacy.plan import Plan
-from confide.settings import UNSAID, Unit
 
 TAIL = 10.0
 """A Gaussian vector of d coordinates is longer than (sqrt(d) + 10) deviations with probability below 2e-22."""
@@ -36,28 +36,25 @@ TAIL = 10.0
 
 @dataclass(frozen=True)
 class OwnTerms:
-    """What this client's owner has decided: where the ledger lies (none: in memory), and what all answers may cost.
+    """What this client's owner has decided: where the budget lies (none: nothing is kept), and what a life may cost.
 
-    `digest` identifies the recipe. `begins_elsewhere` says that the run begins with a model that was made before it,
-    whose data no ledger covers.
+    `digest` identifies the recipe, and `what` says to people which run it is.
     """
 
     state: Path | None
     epsilon: float
     delta: float
     digest: str
-    begins_elsewhere: bool
-    unit: Unit = UNSAID
-    """What one user is, as this client's copy of the recipe says."""
+    what: str
 
 
 class OwnNoise:
-    """One client's noise in one run, and the ledger of each of its users."""
+    """One client's noise in one run, and the lifetime budget of each of its users."""
 
     def __init__(self, plan: Plan, event: Event, terms: OwnTerms, users: Sequence[int]) -> None:
         """`event` is what one answer costs the user who gives it."""
         self.plan, self.event, self.terms, self.users = plan, event, terms, list(users)
-        self._books: dict[int, Ledger] = {}
+        self._books: dict[int, Budget] = {}
 
     def add_local(self, update: Tensor, weight: float, user: int, step: int) -> None:
         """Add w_k N(0, (z C)^2) to w_k u_k, with the line on this client's disk before."""
@@ -67,45 +64,66 @@ class OwnNoise:
 
     def charge(self, user: int, step: int) -> int:
         """Write the line of an answer, and return which attempt at the step it is; refuse what passes the limits."""
-        book, terms = self._book(user), self.terms
-        if book.count >= self.plan.steps:
+        book, run = self._book(user), self.terms.digest
+        if book is None:
+            return 0
+        if book.counts[run] >= self.plan.steps:
             raise Spent(
-                f"user {user} of this client has answered {book.count} times, which is all that its guarantee was made "
-                f"for (run.steps={self.plan.steps}); it answers no more in this run"
+                f"user {user} of this client has answered {book.counts[run]} times, which is all that its guarantee "
+                f"was made for (run.steps={self.plan.steps}); it answers no more in this run"
             )
-        after = epsilon([*book.charged(), self.event], terms.delta, "rdp" if self.event.sampler == "fixed" else "pld")
-        if after > terms.epsilon:
-            raise Spent(
-                f"this answer would bring user {user} of this client to epsilon {shown(after)}, above the lifetime's "
-                f"{terms.epsilon:g} at delta {terms.delta:g}; it answers no more",
-                lifetime=True,
-            )
-        return book.record(step, self.event, "client", repeatable=False)
+        attempt = sum(each == run and key.startswith(f"{step}/") for each, key in book.keys)
+        self._pay(book, f"{step}/{secrets.token_hex(8)}", 1, claimed=False)
+        return attempt
 
-    def _book(self, user: int) -> Ledger:
+    def claim(self, user: int, step: int) -> None:
+        """Count what a server says that a run has cost up to this step, where it adds the noise itself.
+
+        Amplification by sampling holds for all steps together, also for those that the user was not in.
+        """
+        book = self._book(user)
+        if book is None:
+            return
+        missing = max(1, step + 1 - book.counts[self.terms.digest])
+        whole = self.event.whole_run
+        key = "whole run" if whole else f"{step}/{secrets.token_hex(8)}"
+        self._pay(book, key, 1 if whole else missing, claimed=True)
+
+    def _pay(self, book: Budget, key: str, count: int, claimed: bool) -> None:
+        try:
+            book.charge(self.terms.digest, self.event, key, self.terms.what, count, claimed)
+        except BudgetSpent as spent:
+            raise Spent(f"{spent}: this client answers no more", lifetime=True) from None
+
+    def _book(self, user: int) -> Budget | None:
+        if self.terms.state is None:
+            return None
         if user not in self._books:
-            self._books[user] = self._open(user)
+            self._books[user] = lifetime(self.terms, user if len(self.users) > 1 else None)
         return self._books[user]
 
-    def _open(self, user: int) -> Ledger:
-        plan, terms = self.plan, self.terms
-        header = {
-            "recipe": terms.digest, "delta": terms.delta, "accountant": plan.accountant,
-            "adjacency": self.event.adjacency, "noise_source": plan.mechanism.setting.privacy.source,
-            "for_release": not plan.source.repeatable, "begins_elsewhere": terms.begins_elsewhere,
-            "trust": plan.mechanism.trust, "unit": terms.unit.model_dump(), "sampler": plan.sampler,
-        }  # fmt: skip
-        if terms.state is None:
-            return Ledger.create(None, header)
-        folder = terms.state if len(self.users) == 1 else terms.state / f"user-{user}"
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / FILE
-        if not path.exists() or (Ledger.drop_torn_line(path) and path.stat().st_size == 0):
-            return Ledger.create(path, header)
-        book = Ledger.read(path)
-        if book.header.get("recipe") != terms.digest:
-            raise UserError(f"{path} is the ledger of another run; give each run its own `state` folder")
-        return book
+
+def lifetime(terms: OwnTerms, user: int | None = None) -> Budget:
+    """Open the budget of a client's life, or begin it; each of several users has one."""
+    if terms.state is None:
+        raise RuntimeError("a budget needs a folder")
+    folder = terms.state if user is None else terms.state / f"user-{user}"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / FILE
+    if not path.exists():
+        try:
+            return Budget.create(path, terms.epsilon, terms.delta, "this client", shared=False)
+        except UserError:
+            if not path.exists():  # else another process was quicker
+                raise
+    book = Budget.read(path)
+    begun = (book.header["epsilon"], book.header["delta"])
+    if begun != (terms.epsilon, terms.delta):
+        raise UserError(
+            f"{path} was begun with epsilon {begun[0]:g} at delta {begun[1]:g}, and the policy says {terms.epsilon:g} "
+            f"at {terms.delta:g}; what a life may cost is fixed before the first answer. Put the policy's numbers back"
+        )
+    return book
 
 
 class Spent(UserError):

@@ -1,0 +1,247 @@
+"""A budget of people is never under-counted: not by two runs at once, a kill, a full disk, an edit or a resume."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from confide.errors import UserError
+from confide.privacy.accountant import epsilon
+from confide.privacy.budget import Budget, BudgetSpent, by_run, composed
+from confide.privacy.events import Event
+from confide.privacy.renyi_filter import ORDERS, RenyiFilter
+from confide.recipe import load
+from confide.runs import folder
+
+
+def gaussian(z: float, users: int = 12) -> Event:
+    return Event("everyone", 1.0, users, users, z, 1.0)
+
+
+def sampled(z: float, rate: float = 0.5, users: int = 12) -> Event:
+    return Event("poisson", rate, rate * users, users, z, 1.0)
+
+
+def make(path: Path, budget: float = 3.0) -> Budget:
+    return Budget.create(path / "budget.jsonl", budget, 1e-5, "twelve people")
+
+
+@given(st.lists(st.tuples(st.floats(0.5, 30), st.sampled_from([0.01, 0.2, 1.0])), min_size=1, max_size=30))
+@settings(max_examples=25, deadline=None)
+def test_the_filter_never_states_less_than_ordinary_composition(steps: list[tuple[float, float]]) -> None:
+    """It holds for more, so it can only be looser than PLD of the same releases."""
+    life, taken = RenyiFilter(5.0, 1e-5), list[Event]()
+    for z, rate in steps:
+        event = gaussian(z, 100) if rate == 1 else sampled(z, rate, 100)
+        if life.takes(event):
+            life.take(event)
+            taken.append(event)
+    exact = epsilon(taken, 1e-5, "pld")
+    assert exact <= life.spent + 1e-9
+    assert exact <= 5.0
+
+
+def test_the_filter_of_gaussians_has_its_closed_form() -> None:
+    life = RenyiFilter(100.0, 1e-5)
+    life.take(gaussian(2.0), 10)
+    share = 0.9e-5 / len(ORDERS)
+    wanted = min(10 * a / 8 + math.log(1 - 1 / a) - math.log(share * a) / (a - 1) for a in ORDERS)
+    assert life.spent == pytest.approx(wanted, rel=1e-9)
+    local = RenyiFilter(100.0, 1e-5)
+    local.take(Event("local", 1.0, 12, 12, 4.0, 1.0), 10)
+    assert local.spent == pytest.approx(wanted, rel=1e-9), "a message moves by twice what z is measured in"
+
+
+def test_a_release_that_would_pass_the_budget_is_refused_and_a_cheaper_one_taken(tmp_path: Path) -> None:
+    people = make(tmp_path)
+    with pytest.raises(BudgetSpent, match="would pass epsilon 3"):
+        people.charge("a", gaussian(0.5))
+    with pytest.raises(BudgetSpent):
+        people.charge("a", Event("everyone", 1.0, 12, 12, 0.0, 1.0))  # no noise at all
+    assert Budget.read(people.path).charges == []
+    people.charge("a", gaussian(5.0))
+    assert [charge.run for charge in Budget.read(people.path).charges] == ["a"]
+
+
+def test_releases_of_several_adjacencies_are_added_up(tmp_path: Path) -> None:
+    people = make(tmp_path, 20)
+    other = Event("fixed", 0.5, 6, 12, 8.0, 1.0)
+    people.charge("a", sampled(3.0), count=5)
+    people.charge("b", other, count=2)
+    apart = epsilon([sampled(3.0)] * 5, 5e-6, "pld") + epsilon([other] * 2, 5e-6, "rdp")
+    assert people.spent()["planned"] == pytest.approx(apart)
+    assert composed([sampled(3.0), gaussian(3.0)], 1e-5) == epsilon([sampled(3.0), gaussian(3.0)], 1e-5, "pld")
+    assert [run["releases"] for run in by_run(people)] == [5, 2]
+
+
+def test_a_run_over_other_people_is_refused(tmp_path: Path) -> None:
+    people = make(tmp_path)
+    people.charge("a", gaussian(5.0))
+    with pytest.raises(UserError, match="belongs to one population"):
+        people.charge("b", gaussian(5.0, users=13))
+    with pytest.raises(UserError, match="budget of 12 users"):
+        Budget.read(people.path).check_population(13)
+
+
+def test_an_edited_budget_is_refused(tmp_path: Path) -> None:
+    people = make(tmp_path)
+    for _ in range(3):
+        people.charge("a", gaussian(5.0))
+    lines = people.path.read_bytes().splitlines(keepends=True)
+    for wrong in (
+        [lines[0].replace(b"3.0", b"9.0"), *lines[1:]],
+        [lines[0], *lines[2:]],
+        [lines[0], lines[2], lines[1], lines[3]],
+        [lines[0], lines[1].replace(b'"noise_multiplier":5.0', b'"noise_multiplier":9.0'), *lines[2:]],
+    ):
+        people.path.write_bytes(b"".join(wrong))
+        with pytest.raises(UserError, match="line"):
+            Budget.read(people.path)
+    people.path.write_bytes(b"".join(lines[:2]))
+    with pytest.raises(UserError, match="has become shorter"):
+        people.charge("a", gaussian(5.0))
+
+
+def test_a_torn_line_is_cut_off_and_a_full_disk_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    people = make(tmp_path)
+    people.charge("a", gaussian(5.0))
+    whole = people.path.read_bytes()
+    people.path.write_bytes(whole + b'{"run": "torn')
+    assert len(Budget.read(people.path).charges) == 1
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        people.path.write_bytes(whole)
+        with pytest.raises(OSError, match="No space"):
+            people.charge("a", gaussian(5.0))
+    assert people.path.read_bytes() == whole
+    people.path.write_bytes(whole + b'{"run": "torn')
+    people.charge("a", gaussian(5.0))
+    assert len(Budget.read(people.path).charges) == 2
+
+
+def _charge_all(path: Path, run: str) -> None:
+    people = Budget.read(path)
+    try:
+        for _ in range(1000):
+            people.charge(run, gaussian(8.0))
+    except BudgetSpent:
+        pass
+
+
+def test_two_runs_at_once_never_pass_the_budget_together(tmp_path: Path) -> None:
+    people = make(tmp_path)
+    alone = people.filter.room(gaussian(8.0), 1000)
+    racing = [multiprocessing.get_context("fork").Process(target=_charge_all, args=(people.path, n)) for n in "ab"]
+    for process in racing:
+        process.start()
+    for process in racing:
+        process.join(60)
+    after = Budget.read(people.path)
+    assert len(after.charges) == alone
+    assert after.spent()["filter"] <= 3.0
+
+
+def recipe_with(people: Budget, *sets: str, tiny: str) -> object:
+    return load(tiny, [f"privacy.budget={people.path}", "privacy.noise_multiplier=4", *sets])
+
+
+def test_runs_charge_step_by_step_and_the_last_stops_with_its_model(
+    tiny: str, tmp_path: Path, no_figures: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    room = RenyiFilter(3.0, 1e-5).room(sampled(4.0), 1000)
+    people, runs = make(tmp_path), 0
+    while True:
+        wanted = recipe_with(people, f"run.seed={runs}", tiny=tiny)
+        summary = folder.train(wanted, tmp_path / f"run-{runs}", quiet=True)  # type: ignore[arg-type]
+        if summary["steps"] < 6:
+            break
+        runs += 1
+    assert "stopped_by_budget" in summary
+    assert "stopped after step" in capsys.readouterr().err
+    assert (tmp_path / f"run-{runs}" / "model.safetensors").exists()
+    spent = Budget.read(people.path)
+    assert spent.filter.taken == 6 * runs + summary["steps"] == room
+    assert folder.check_ledger(tmp_path / f"run-{runs}")["releases"] == summary["steps"]
+    with pytest.raises(BudgetSpent, match="not enough left for one step"):
+        folder.train(recipe_with(people, "run.seed=99", tiny=tiny), tmp_path / "none", quiet=True)  # type: ignore[arg-type]
+    other = recipe_with(people, "task.users=13", tiny=tiny)
+    with pytest.raises(UserError, match="belongs to one population"):
+        folder.train(other, tmp_path / "other", quiet=True)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="confide budget --init"):
+        folder.train(load(tiny, ["privacy.budget=nowhere.jsonl"]), tmp_path / "nowhere", quiet=True)
+
+
+@pytest.mark.parametrize("source", ["seeded", "system"])
+def test_a_kill_between_line_and_release_never_under_counts_and_a_repeat_costs_nothing(
+    source: str, tiny: str, tmp_path: Path
+) -> None:
+    people = make(tmp_path, 50)
+    code = f"""
+        import os, signal
+        from pathlib import Path
+        from confide.privacy.plan import Release
+        from confide.recipe import load
+        from confide.runs import folder
+        noise = Release.add_noise
+        def killed(self, *given):
+            if self.step == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return noise(self, *given)
+        Release.add_noise = killed
+        sets = ["privacy.budget={people.path}", "privacy.source={source}", "run.checkpoint_every=2"]
+        folder.train(load({tiny!r}, sets), Path({str(tmp_path / "run")!r}), quiet=True)
+    """
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=os.environ, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert Budget.read(people.path).filter.taken == 4, "the line is there before the release"
+    folder.resume(tmp_path / "run", quiet=True)
+    spent = Budget.read(people.path)
+    assert spent.filter.taken == folder.check_ledger(tmp_path / "run")["releases"]
+    assert spent.filter.taken == (6 if source == "seeded" else 7), "a repeat to the bit is one charge"
+
+
+def test_another_budget_than_the_run_began_with_is_refused(tiny: str, tmp_path: Path, no_figures: None) -> None:
+    people = make(tmp_path, 50)
+    wanted = recipe_with(people, tiny=tiny)
+    folder.train(wanted, tmp_path / "run", quiet=True)  # type: ignore[arg-type]
+    (tmp_path / "run" / "summary.json").unlink()
+    people.path.unlink()
+    make(tmp_path, 60)
+    with pytest.raises(UserError, match="not the budget that this run began with"):
+        folder.resume(tmp_path / "run", quiet=True)
+
+
+def test_the_command_begins_and_shows_a_budget(tmp_path: Path, command: Callable[..., tuple[int, str, str]]) -> None:
+    import json
+
+    path = tmp_path / "people.jsonl"
+    assert command("budget", path)[0] == 2
+    assert command("budget", "--init", path, "--epsilon", 8)[0] == 2
+    assert command("budget", "--init", path, "--epsilon", 8, "--delta", "1e-5", "--population", "patients")[0] == 0
+    code, _, said = command("budget", "--init", path, "--epsilon", 9, "--delta", "1e-5", "--population", "patients")
+    assert code == 2
+    assert "never overwritten" in said
+    Budget.read(path).charge("first", gaussian(5.0), what="digits", claimed=True)
+    code, out, _ = command("budget", path)
+    assert code == 0
+    assert "patients: epsilon" in out
+    assert "claimed, not enforced" in out
+    found = json.loads(command("budget", path, "--json")[1])
+    assert found["epsilon"] == 8
+    assert found["spent"] + found["left"] == pytest.approx(8)
+    assert found["runs"][0]["claimed"] is True
