@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
+from confide.build import make_loop
 from confide.recipe import Recipe, load, shipped
 from confide.retrieval.settings import RetrievalSettings
+from confide.runs.simulation import simulate
 
+PRIVATE = ("retrieval/sms-private", "retrieval/agnews-private")
 NAMES = sorted(name for name in shipped() if name.startswith("retrieval/"))
 
 
@@ -68,3 +72,31 @@ def test_ag_news_has_the_papers_three_clients_and_25_rounds_of_two_epochs() -> N
     task = task_of(recipe)
     assert (task.population, task.encoder.pooling, task.method) == (3, "mean", "head")
     assert (recipe.run.steps, recipe.local.epochs) == (25, 2)
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_private_recipes_have_one_row_for_a_user_and_an_epsilon_of_two(name: str) -> None:
+    recipe = load(name)
+    assert task_of(recipe).population == recipe.sampling.cohort  # everybody in every step: no cohort has to be secret
+    privacy = recipe.privacy
+    assert (privacy.trust, privacy.target_epsilon, privacy.delta) == ("central", 2, 1e-5)
+    assert (recipe.bounding.rule, recipe.users.weights) == ("clip", "uniform")
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_private_recipes_name_the_plan_that_made_their_noise(name: str) -> None:
+    recipe, text = load(name), shipped()[name].read_text()
+    cohort = recipe.sampling.cohort
+    plan = f"plan noise --target-epsilon 2 --delta 1e-5 --cohort {cohort} --population {cohort}"
+    assert f"confide {plan} --rounds {recipe.run.steps}" in text
+
+
+def test_a_private_run_on_real_messages_ends_with_the_epsilon_that_it_states(minilm: str, data: Path) -> None:
+    """A small one: 200 messages, each with an owner of its own."""
+    small = ["task.data.limit=200", "task.clients.clients=160", "sampling.cohort=160", "run.steps=5"]
+    file = data / "sms_spam" / "SMSSpamCollection"
+    recipe = load(PRIVATE[0], [*small, f"task.data.file={file}", f"task.encoder.source={minilm}"])
+    assert make_loop(recipe).task.examples.tolist() == [1] * 160
+    loop, _ = simulate(recipe)
+    assert loop.ledger.count == 5
+    assert 1.99 < loop.plan.epsilon(loop.charges) <= 2
