@@ -18,10 +18,22 @@ from typing import TYPE_CHECKING, Any
 from confide.errors import Stopped, UserError
 
 if TYPE_CHECKING:
-    from confide.api import Run, compare, evaluate, load, plan, resume, train
+    from confide.api import Run, compare, evaluate, load, plan, publish, resume, train
 
 __version__ = "0.1.0"
-__all__ = ["Run", "Stopped", "UserError", "__version__", "compare", "evaluate", "load", "plan", "resume", "train"]
+__all__ = [
+    "Run",
+    "Stopped",
+    "UserError",
+    "__version__",
+    "compare",
+    "evaluate",
+    "load",
+    "plan",
+    "publish",
+    "resume",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

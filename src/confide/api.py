@@ -18,6 +18,7 @@ from confide.recipe import Recipe
 from confide.recipe import load as load_recipe
 from confide.recipe import parse as parse_recipe
 from confide.runs import folder as runs
+from confide.runs.recording import RELEASED
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,6 +91,11 @@ class Run:
     def records(self) -> list[dict[str, Any]]:
         """What was recorded of every central step so far."""
         return read_json_lines(self.folder / runs.METRICS)
+
+    @property
+    def released(self) -> list[dict[str, float]]:
+        """The figures of every central step that were released with noise (`privacy.metrics`); they may be shown."""
+        return read_json_lines(self.folder / RELEASED)
 
     @property
     def ledger(self) -> dict[str, Any]:
@@ -240,6 +246,47 @@ def compare(*folders: str | Path | Run) -> Comparison:
     from confide.runs import comparison
 
     return comparison.compare([_folder_of(each) for each in folders])
+
+
+def publish(
+    run: str | Path | Run,
+    out: str | Path,
+    *,
+    name: str = "",
+    data: str = "",
+    use: str = "",
+    license: str = "",
+    with_test_metrics: bool = False,
+) -> dict[str, Any]:
+    """Write what the guarantee of a finished run covers into a new folder, as `confide publish RUN OUT` does.
+
+    Args:
+        run: a run, or its folder. Its noise has to be the operating system's.
+        out: the folder to write, new or empty. It may leave; the run's folder must not.
+        name: for the model card, what the model is called.
+        data: for the card, what the data are, in the owner's words.
+        use: for the card, what the model is meant for.
+        license: for the card, under which licence.
+        with_test_metrics: whether to publish the metrics on the test data, which have no noise.
+
+    Returns:
+        What `--json` prints: folder, files, and the guarantee.
+
+    Raises:
+        UserError: there is nothing that may leave; the message says why.
+
+    Examples:
+        >>> import confide
+        >>> run = confide.train("convex/digits", "runs/public", {"run.steps": 5, "privacy.source": "system"})
+        >>> written = confide.publish(run, "public", data="Digits, written by 287 people.")
+        >>> "model.safetensors" in written["files"], written["epsilon"] == run.epsilon
+        (True, True)
+    """
+    from confide.runs import publish as publishing
+    from confide.runs.card import Words
+
+    words = Words(name, data, use, license)
+    return publishing.publish(_folder_of(run), Path(out), words, with_test_metrics)
 
 
 def plan(

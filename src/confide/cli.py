@@ -21,6 +21,7 @@ from confide.commands import (
     guarantee,
     ledger,
     plan,
+    publish,
     recipe,
     report,
     reproduce,
@@ -57,7 +58,7 @@ Start here:
 for command in (
     bench.bench, train.train, train.demo, train.resume, guarantee.guarantee, ledger.ledger, budget.budget, audit.audit,
     reproduce.reproduce, report.report, report.compare, report.watch, diagnose.diagnose, evaluate.evaluate,
-    transcribe.transcribe, retrieval.retrieve, retrieval.answer, ui.ui,
+    transcribe.transcribe, retrieval.retrieve, retrieval.answer, publish.publish, ui.ui,
 ):  # fmt: skip
     app.command()(command)
 for name, group in {"plan": plan, "corpus": corpus, "encoder": encoder, "deploy": deploy, "recipe": recipe}.items():

@@ -225,6 +225,8 @@ def _open_ledger(folder: Path, wanted: Recipe, header: dict[str, Any]) -> Ledger
         own = {} if people is None else {"budget": {"id": people.header["id"], "run": secrets.token_hex(8)}}
         return paying(Ledger.create(path, {**header, **own}), people)
     book = paying(Ledger.read(path), people)
+    if "published" in book.header:
+        raise UserError(f"{folder} was published from a run; go on with the run itself, in its own folder")
     if book.header.get("recipe") != wanted.digest:
         raise UserError(_CHANGED.format(folder / RECIPE))
     fingerprint.check(folder, book.header, header)

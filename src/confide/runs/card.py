@@ -1,0 +1,146 @@
+"""The model card of a published run: README.md in the form of the Hugging Face hub, YAML first and then text.
+
+What the program knows it writes; what only the owner knows (`Words`) stands there in the owner's words, or as not said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from confide.privacy import wording
+from confide.privacy.accountant import shown
+from confide.privacy.guarantee import Statement
+from confide.recipe import Recipe
+from confide.settings import to_yaml
+
+NOT_SAID = "The owner has not said."
+_KINDS = {
+    "speech": "automatic-speech-recognition",
+    "retrieval": "sentence-similarity",
+    "convex/logistic": "tabular-classification",
+}
+"""The hub's words for tasks."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """What only the owner of a model can say; it is published as it is."""
+
+    name: str = ""
+    data: str = ""
+    use: str = ""
+    license: str = ""
+
+
+def write(
+    recipe: Recipe,
+    tensors: Mapping[str, Tensor],
+    stated: Statement,
+    words: Words,
+    figures: Sequence[Mapping[str, float]],
+    spread: float,
+    tests: Mapping[str, float],
+) -> str:
+    """The whole card.
+
+    `figures` are those with noise, whose deviation is `spread` in units of their bounds; `tests` are the metrics on
+    test data, where they are published.
+    """
+    name = " ".join(words.name.split()) or f"{recipe.task.kind}, {recipe.digest}"
+    parts = [
+        f"---\n{to_yaml(_front(recipe, words, name, tests))}---\n\n# {name}",
+        _model(recipe, tensors),
+        f"## Data\n\n{words.data or NOT_SAID}",
+        f"## Intended use\n\n{words.use or NOT_SAID}",
+        _guarantee(stated),
+        _figures(recipe, figures, spread),
+        _tests(tests),
+        _files(bool(figures)),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _front(recipe: Recipe, words: Words, name: str, tests: Mapping[str, float]) -> dict[str, Any]:
+    kind = _KINDS.get(recipe.task.kind)
+    front: dict[str, Any] = {"library_name": "confide", "tags": ["federated-learning", "differential-privacy"]}
+    front |= {"license": words.license} if words.license else {}
+    front |= {"pipeline_tag": kind} if kind else {}
+    if tests:
+        result = {
+            "task": {"type": kind or "other"},
+            "dataset": {"type": "private", "name": "test data of the owner"},
+            "metrics": [{"type": metric, "value": value} for metric, value in tests.items()],
+        }
+        front["model-index"] = [{"name": name, "results": [result]}]
+    return front
+
+
+def _model(recipe: Recipe, tensors: Mapping[str, Tensor]) -> str:
+    size = sum(tensor.numel() for tensor in tensors.values())
+    return (
+        f"A model for the task `{recipe.task.kind}`, {size:,} parameters in {len(tensors)} tensors, trained by "
+        f"federated learning with user-level differential privacy (Confide): {recipe.run.steps} central steps, cohorts "
+        f"of about {recipe.sampling.cohort} users. `recipe.yaml` has the settings."
+    )
+
+
+def _guarantee(stated: Statement) -> str:
+    lines = [
+        f"## Privacy\n\n**{wording.promise(stated)}**",
+        "| | |\n|---|---|",
+        f"| epsilon | {shown(stated.epsilon)} |",
+        f"| delta | {stated.delta:g} |",
+        f"| protected unit | {stated.unit.name} |",
+        f"| neighbouring data sets | {stated.adjacency} |",
+        f"| accounted by | {stated.accountant.upper()}, {stated.releases} releases |",
+        f"| trust | {stated.trust} |",
+    ]
+    table = "\n".join(lines[1:])
+    public = "\n".join(f"* {line}" for line in stated.public)
+    uncovered = "\n".join(f"* {line}" for line in stated.not_covered)
+    return (
+        f"{lines[0]}\n\n{table}\n\n`guarantee.txt` says against whom this holds, and how the number arises.\n\n"
+        f"### Taken as public\n\n{public}\n\n### Not covered\n\n{uncovered}"
+    )
+
+
+def _figures(recipe: Recipe, figures: Sequence[Mapping[str, float]], spread: float) -> str:
+    asked = recipe.privacy.metrics
+    if asked is None or not figures:
+        return ""
+    last = figures[-1]
+    rows = [f"| {n} | {last[n]:.4g} | {bound * spread:.2g} | {bound:g} |" for n, bound in asked.bounds.items()]
+    return (
+        "## Figures from the users' own data, with noise\n\nEach is a mean over the users of a step, was released with "
+        "noise under the guarantee above, and can lie outside of what is possible. A user counts as at most the bound. "
+        "`released.jsonl` has every step; this is the last one, before whose update the model was measured.\n\n"
+        "| figure | mean, with noise | deviation of the noise | bound |\n|---|---|---|---|\n" + "\n".join(rows)
+    )
+
+
+def _tests(tests: Mapping[str, float]) -> str:
+    if not tests:
+        return ""
+    rows = "\n".join(f"| {name} | {value:.6g} |" for name, value in tests.items())
+    return (
+        "## Metrics on test data, without noise\n\nBy publishing these the owner says that nobody whose data trained "
+        "the model is in the test data. They are computed from the test data without noise: the guarantee "
+        f"does not cover the people of the test data.\n\n| metric | value |\n|---|---|\n{rows}"
+    )
+
+
+def _files(figures: bool) -> str:
+    rows = {
+        "model.safetensors": "the model",
+        "guarantee.txt, guarantee.json": "the whole statement",
+        "ledger.jsonl": "the releases: `confide ledger` recomputes epsilon from them. A copy, chained anew, without "
+        "the keyed digests of the data that the owner's ledger begins with",
+        "recipe.yaml": "how it was trained, without the owner's paths",
+    }
+    rows |= {"released.jsonl": "the figures with noise"} if figures else {}
+    table = "\n".join(f"| {name} | {what} |" for name, what in rows.items())
+    return f"## Files\n\n| file | what it is |\n|---|---|\n{table}"
