@@ -223,8 +223,10 @@ def test_canaries_alone_find_what_they_find_among_users() -> None:
         ["privacy.placement=client", "users={weights: examples, public: true}"],
         ["privacy.trust=local"],
         ["privacy.source=system"],
+        ["privacy.metrics={loss: 5, accuracy: true}"],
+        ["privacy.metrics={norm: 50, noise: 4}", "bounding={rule: clip, bound: 5, adaptive: {quantile: 0.5}}"],
     ],
-    ids=["banded", "fixed", "adaptive", "client", "local", "system"],
+    ids=["banded", "fixed", "adaptive", "client", "local", "system", "figures", "figures and adaptive"],
 )
 def test_every_mechanism_can_be_audited(overrides: list[str]) -> None:
     assert audit(wanted(*overrides)).passed
