@@ -67,6 +67,11 @@ def lines_of(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def is_long(value: float) -> bool:
+    """Whether a number has so many digits that it does not stand in a text by chance."""
+    return len(repr(value)) >= 12
+
+
 def must_not_leave(run: Path) -> dict[str, bytes]:
     """Everything in the folder of a run that a published folder must not have in any of its bytes."""
     book, key = Ledger.read(run / ledger.FILE), (run / SECRET).read_bytes()
@@ -77,10 +82,10 @@ def must_not_leave(run: Path) -> dict[str, bytes]:
     for name in (METRICS, LAYERS, TIMES):
         for line in lines_of(run / name):
             allowed = {line.pop(key, None) for key in ("epsilon", "bound", "local_learning_rate")}
-            raw = {value for value in numbers(line) if len(repr(value)) > 6 and value not in allowed}
+            raw = {value for value in numbers(line) if is_long(value) and value not in allowed}
             found |= {f"{name}: {value}": repr(value).encode() for value in raw}
     summary = folder.summary_of(run)
-    found |= {f"summary: {name}": repr(value).encode() for name, value in summary["metrics"].items()}
+    found |= {f"summary: {name}": repr(value).encode() for name, value in summary["metrics"].items() if is_long(value)}
     found |= {
         f"environment: {name}": value.encode() for name, value in summary["environment"].items() if len(value) > 8
     }
@@ -169,6 +174,31 @@ def test_a_step_that_was_made_twice_is_in_the_copy_twice(tmp_path: Path, monkeyp
     copied = Ledger.read(tmp_path / "out" / ledger.FILE)
     assert copied.count == 6
     assert folder.check_ledger(tmp_path / "out")["epsilon"] == folder.check_ledger(tmp_path / "run")["epsilon"]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["privacy.mechanism=banded", "sampling.kind=cyclic", "sampling.cohort=40"],
+        ["sampling.kind=fixed", "privacy.accountant=rdp"],
+        ["bounding={rule: clip, bound: 10, adaptive: {quantile: 0.5}}"],
+        ["users={weights: examples, public: true}"],
+        ["privacy.trust=local"],
+    ],
+    ids=["banded", "fixed", "adaptive", "public weights", "local"],
+)
+def test_every_kind_of_guarantee_is_published_as_it_is(overrides: list[str], tmp_path: Path) -> None:
+    folder.train(digits(*overrides), tmp_path / "run", quiet=True)
+    written = publish.publish(tmp_path / "run", tmp_path / "out")
+    assert written["epsilon"] == folder.check_ledger(tmp_path / "run")["epsilon"]
+    assert_nothing_leaks(tmp_path / "run", tmp_path / "out")
+
+
+def test_a_first_line_that_the_copy_would_change_the_promise_of_is_refused(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publish, "_KEPT", tuple(name for name in publish._KEPT if name != "unit"))
+    refused(run, tmp_path, "its first line says something that the promise depends on")
 
 
 def test_without_a_key_not_even_the_last_hash_is_published(copy: Path, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from confide.errors import UserError
 from confide.federated.final import FinalModel
 from confide.files import SECRET, read_json_lines, read_secret
 from confide.privacy import ledger, wording
-from confide.privacy.guarantee import statement
+from confide.privacy.guarantee import Statement, statement
 from confide.privacy.ledger import Ledger
 from confide.recipe import Recipe
 from confide.runs import card, checkpoint, folder
@@ -46,7 +46,7 @@ from confide.runs.stated import differences, stated, summary_if_finished
 CARD, TEXT, STATEMENT = "README.md", "guarantee.txt", "guarantee.json"
 _KEPT = (
     "population", "fresh_cohorts", "delta", "accountant", "adjacency", "noise_source", "for_release", "trust", "unit",
-    "sampler", "words", "public_weights", "begins_elsewhere",
+    "sampler", "words", "public_weights", "begins_elsewhere", "restarts",
 )  # fmt: skip
 """What of the ledger's first line goes into the copy."""
 _LEFT_OUT = "left out"
@@ -61,6 +61,7 @@ class Finished:
     recipe: Recipe
     summary: dict[str, Any]
     book: Ledger
+    promised: Statement
 
 
 def publish(run: Path, out: Path, words: Words | None = None, with_test_metrics: bool = False) -> dict[str, Any]:
@@ -93,7 +94,7 @@ def publish(run: Path, out: Path, words: Words | None = None, with_test_metrics:
         new = Path(beside) / "new"
         new.mkdir()
         book = _copy_ledger(found, recipe, new / ledger.FILE)
-        promised = statement(book)
+        promised = _same_promise(found, statement(book))
         figures = _released(found)
         tests = _test_metrics(found) if with_test_metrics else {}
         tensors = _model(found)
@@ -137,7 +138,7 @@ def finished(run: Path) -> Finished:
             f"{run} was made with seeded noise, which whoever knows the seed can subtract; nothing was written. Train "
             "again with `--set privacy.source=system`"
         )
-    return Finished(run, recipe, summary, book)
+    return Finished(run, recipe, summary, book, found)
 
 
 def _check_out(run: Path, out: Path) -> None:
@@ -163,6 +164,17 @@ def _copy_ledger(found: Finished, recipe: Recipe, path: Path) -> Ledger:
         if attempt != entry.attempt:
             raise UserError(f"{found.folder / ledger.FILE}: the attempts at step {entry.step} are not in order")
     return book
+
+
+def _same_promise(found: Finished, copied: Statement) -> Statement:
+    """The statement of the ledger's copy, which has to promise what the run's own does."""
+    names = {"recipe", "ledger_head"}
+    if copied.model_dump(exclude=names) != found.promised.model_dump(exclude=names):
+        raise UserError(
+            f"{found.folder / ledger.FILE}: its first line says something that the promise depends on and that this "
+            "version does not publish; nothing was written. Publish with the version that made the run"
+        )
+    return copied
 
 
 def _model(found: Finished) -> dict[str, Tensor]:
@@ -230,8 +242,8 @@ def _check_nothing_leaks(found: Finished, new: Path) -> None:
     inputs, key = found.book.header.get("inputs") or {}, read_secret(found.folder)
     forbidden = {digest: f"the digest of {name}" for name, digest in inputs.items()}
     forbidden |= {} if key is None else {key.hex(): f"the key in {SECRET}"}
-    for place in (found.folder.resolve(), Path.home(), Path.cwd()):
-        forbidden[str(place)] = "a path of this machine"
+    for place in (str(found.folder.resolve()), f"{Path.home()}/", str(Path.cwd())):
+        forbidden[place] = "a path of this machine"
     for path in sorted(new.iterdir()):
         text = _text_of(path)
         for wrong, what in forbidden.items():
