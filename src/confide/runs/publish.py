@@ -122,7 +122,8 @@ def finished(run: Path) -> Finished:
     if summary is None:
         raise UserError(f"{run} is not finished; nothing was written. Go on with `confide resume {run}`")
     found, book = stated(run), Ledger.read(run / ledger.FILE)
-    whole = found.steps == recipe.run.steps and found.recipe == recipe.digest
+    ended = found.steps == recipe.run.steps or "stopped_by_budget" in summary
+    whole = ended and found.steps == summary["steps"] and found.recipe == recipe.digest
     if not whole or differences(run, found):
         raise UserError(
             f"{run}: recipe.yaml, ledger.jsonl and summary.json are not of one finished run; nothing was written. Put "
@@ -207,10 +208,10 @@ def _released(found: Finished) -> list[dict[str, float]]:
     if asked is None:
         return []
     names, lines = ["step", *asked.bounds], read_json_lines(found.folder / RELEASED)
-    whole = [line.get("step") for line in lines] == list(range(1, found.recipe.run.steps + 1))
+    whole = [line.get("step") for line in lines] == list(range(1, found.promised.steps + 1))
     if not whole or not all(_is_finite(line.get(name)) for line in lines for name in names):
         raise UserError(
-            f"{found.folder / RELEASED} should have {', '.join(names)} for each of {found.recipe.run.steps} steps; "
+            f"{found.folder / RELEASED} should have {', '.join(names)} for each of {found.promised.steps} steps; "
             "nothing was written. Put back the run's own file"
         )
     return [{name: line[name] for name in names} for line in lines]
