@@ -8,28 +8,75 @@ alone.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.backends import mkldnn
+from torch.nn import functional
 
 _WORTH_IT = 2_500_000  # multiplications
 _WIDE = 256
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W' + b as `torch.nn.functional.linear` has it, with gradients."""
+    if not _better_by_onednn(x, weight.shape[0]):
+        return functional.linear(x, weight, bias)
+    if not torch.is_grad_enabled():
+        return _onednn(x, weight, bias)
+    found: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    return found
+
+
+def add_linear(to: Tensor, x: Tensor, weight: Tensor, factor: float = 1.0) -> Tensor:
+    """`to` + factor x W', of matrices, with gradients."""
+    if not _better_by_onednn(x, weight.shape[0]):
+        return torch.addmm(to, x, weight.T, alpha=factor)
+    return torch.add(to, linear(x, weight), alpha=factor)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        x = x.contiguous()  # once, for both ways
+        ctx.save_for_backward(x, weight)
+        return product(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,), (x, weight) = outputs, ctx.saved_tensors
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        rows = gradient.reshape(-1, gradient.shape[-1])
+        return (
+            product(gradient, weight.T) if of_x else None,
+            _outer_products(rows, x.reshape(-1, x.shape[-1])) if of_weight else None,
+            rows.sum(dim=0) if of_bias else None,
+        )
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W' + b, with x (..., wide) and W (out, wide); it has no gradient."""
     if _better_by_onednn(x, weight.shape[0]):
         return _onednn(x, weight, bias)
-    return torch.nn.functional.linear(x, weight, bias)
+    return functional.linear(x, weight, bias)
 
 
 def add_product(gradient: Tensor, x: Tensor, into: Tensor) -> None:
     """Add g' x to `into`, with g (rows, out) and x (rows, wide)."""
-    # oneDNN wants g' copied, which only pays where each number of it is used often; MKL adds on its own.
-    if x.shape[1] >= _WIDE and _better_by_onednn(x, gradient.shape[1]):
+    if _worth_a_copy(gradient, x):
         into.add_(_onednn(gradient.T, x.T, None))
     else:
         into.addmm_(gradient.T, x)
+
+
+def _outer_products(gradient: Tensor, x: Tensor) -> Tensor:
+    return _onednn(gradient.T, x.T, None) if _worth_a_copy(gradient, x) else gradient.T @ x
+
+
+def _worth_a_copy(gradient: Tensor, x: Tensor) -> bool:
+    """oneDNN wants g' copied, which only pays where each number of it is used often."""
+    return x.shape[1] >= _WIDE and _better_by_onednn(x, gradient.shape[1])
 
 
 def _better_by_onednn(x: Tensor, out: int) -> bool:

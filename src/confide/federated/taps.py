@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from confide.federated import products
 from confide.federated.products import add_product, product
 
 
@@ -44,14 +45,14 @@ def linear(parameters: Mapping[str, Tensor], x: Tensor, weight: Weight, bias: We
     if isinstance(parameters, Taps):
         return parameters.linear(x, weight, bias)
     value = _value(parameters, weight, x.dtype)
-    return functional.linear(x, value, None if bias is None else _value(parameters, bias, x.dtype))
+    return products.linear(x, value, None if bias is None else _value(parameters, bias, x.dtype))
 
 
 def add_linear(parameters: Mapping[str, Tensor], to: Tensor, x: Tensor, weight: str, factor: float = 1.0) -> Tensor:
     """`to` + factor x W', of matrices."""
     if isinstance(parameters, Taps):
         return torch.add(to, parameters.linear(x, weight, None), alpha=factor)
-    return torch.addmm(to, x, parameters[weight].to(x.dtype).T, alpha=factor)
+    return products.add_linear(to, x, parameters[weight].to(x.dtype), factor)
 
 
 def layer_norm(parameters: Mapping[str, Tensor], x: Tensor, scale: str, bias: str, eps: float) -> Tensor:
