@@ -11,7 +11,7 @@ from torch import Tensor
 from confide.federated.local import LocalTraining
 from confide.federated.one_pass import Pass
 from confide.federated.task import Task
-from confide.speech.model import FRAME_SECONDS, cape_shifts, ctc_losses
+from confide.speech.model import cape_shifts, ctc_losses
 from confide.speech.network import Network, Whole
 
 _PASS_SECONDS = 16.0  # of padded audio: beyond that a pass leaves the cache, and nothing gets faster
@@ -45,7 +45,8 @@ def passes(network: Network, batches: Sequence[tuple[Tensor, ...]]) -> Iterator[
     lengths = torch.cat([batch[1] for batch in batches])
     sizes = torch.cat([batch[3] for batch in batches])
     shifts = torch.cat([_shifts(network, batch) for batch in batches])
-    for chosen in _cut(lengths.tolist()):
+    frame = network.frame_seconds / network.front.stride
+    for chosen in _cut(lengths.tolist(), frame):
         longest, most = max(1, int(lengths[chosen].max())), max(1, int(sizes[chosen].max()))
         features = torch.zeros(len(chosen), longest, batches[0][0].shape[2])
         targets = torch.zeros(len(chosen), most, dtype=batches[0][2].dtype)
@@ -72,11 +73,11 @@ def _shifts(network: Network, batch: tuple[Tensor, ...]) -> Tensor:
     return cape_shifts(network.settings, len(batch[1]), torch.Generator().manual_seed(int(batch[4])))
 
 
-def _cut(lengths: list[int]) -> Iterator[list[int]]:
-    """Places of the utterances of each pass, short ones first."""
+def _cut(lengths: list[int], frame: float) -> Iterator[list[int]]:
+    """Places of the utterances of each pass, short ones first, where a frame takes so many seconds."""
     chosen: list[int] = []
     for place in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if chosen and (len(chosen) + 1) * lengths[place] * FRAME_SECONDS > _PASS_SECONDS:
+        if chosen and (len(chosen) + 1) * lengths[place] * frame > _PASS_SECONDS:
             yield chosen
             chosen = []
         chosen.append(place)
