@@ -58,7 +58,7 @@ DIGESTS = {
     "speech/paper/table9-lars": "eb0e077b89940c53",
     "speech/paper/table9-sgd": "1ba55ebf6ae79e87",
     "speech/paper/weak-seed": "8462e5910cce4e2a",
-    "speech/population/private": "e49c155bed25de3a",
+    "speech/population/private": "5219089b06bafea5",
     "speech/population/seed": "9fc6469e6a7806df",
 }
 

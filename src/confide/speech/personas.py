@@ -4,7 +4,7 @@ A persona is a base voice with its accent, pitch and rate (see `pool`), a vocal 
 which moves pitch and rate along), a habit of pausing, a room, a microphone (a slope and the edges of its band), a noise
 and a level. All of it is drawn at the address (seed, purpose, person), and what differs between two utterances of one
 person at (seed, purpose, utterance, person). So a person sounds the same on every worker and in every order, and
-nothing is stored for anybody. Computing an utterance of a second takes about 1.5 ms of one core.
+nothing is stored for anybody. Computing an utterance of 1.3 s takes about a millisecond of one core.
 
 It is practice, not evidence about people: everybody is espeak-ng at heart, reads each word in one way only, and differs
 from the others along these lines and no others.

@@ -2,7 +2,7 @@
 
 A pool holds every word in every base voice: a pair of accent and variant with a pitch, a liveliness and a rate of its
 own. Each part of a population has other pairs, so no test person has a voice that was trained on. Two hundred voices
-and the ten digits are about 35 MB of 16-bit samples in one file, made in some ten seconds and never again. How many
+and the ten digits are 27 MB of 16-bit samples in one file, made in some twenty seconds and never again. How many
 people borrow from it makes no difference to its size.
 """
 
