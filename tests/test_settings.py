@@ -60,6 +60,7 @@ DIGESTS = {
     "speech/paper/weak-seed": "8462e5910cce4e2a",
     "speech/population/private": "5219089b06bafea5",
     "speech/population/seed": "9fc6469e6a7806df",
+    "speech/words/private": "7860c6ca7daa5c90",
 }
 
 
