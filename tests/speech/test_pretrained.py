@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from confide.encoders.frames import FrameEncoder
 from confide.errors import UserError
 from confide.federated.local import LocalTraining, PlainTrainer
+from confide.federated.one_pass import OnePassTrainer, users_at_once
 from confide.federated.parameters import Layout, flatten
 from confide.recipe import parse
 from confide.runs import folder
@@ -189,3 +190,87 @@ def test_a_recipe_without_an_encoder_keeps_its_digest() -> None:
     again = SpeechSettings.model_validate_json(task.model_dump_json())
     assert again == task
     assert again.augment is not None
+
+
+FAMILIES = ["wav2vec2", "wav2vec2-stable", "hubert", "wavlm", "moonshine", "whisper"]
+PARTS = [("lora",), ("adapter",), ("norms",), ("lora", "adapter", "norms"), ("all",), ("all", "adapter")]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("parts", PARTS)
+def test_every_part_begins_with_the_encoder_as_it_is_and_has_a_gradient(
+    place: Path, tiny_speech_model: Callable[[str], Path], family: str, parts: tuple[str, ...]
+) -> None:
+    source = tiny_speech_model(family)
+    plain, task = speech(place, source), speech(place, source, train=["head", *parts], first=1, rank=2)
+    parameters = task.initial_parameters()
+    draw = torch.Generator().manual_seed(0)
+    for name in parameters:
+        if name.startswith("head.") or name.endswith("lora_b"):  # at zero, nothing below them has a gradient
+            parameters[name] = 0.5 * torch.randn(parameters[name].shape, generator=draw)
+    head = {name: parameters[name] for name in plain.initial_parameters()}
+    begun = {name: torch.zeros_like(p) if name.endswith("lora_b") else p for name, p in parameters.items()}
+    batches = [each.batch(1, None, np.random.default_rng(0)) for each in (plain, task)]
+    torch.testing.assert_close(task.loss(begun, batches[1]), plain.loss(head, batches[0]), rtol=1e-2, atol=1e-2)
+    leaves = {name: p.clone().requires_grad_() for name, p in parameters.items()}
+    gradients = torch.autograd.grad(task.loss(leaves, batches[1]), list(leaves.values()))
+    # A bias on all keys alike changes no attention.
+    small = [name for name, g in zip(leaves, gradients, strict=True) if g.norm() < 1e-7 and "k_proj.bias" not in name]
+    assert small == []
+
+
+@pytest.mark.parametrize("family", ["whisper", "wavlm", "moonshine"])
+@pytest.mark.parametrize("parts", [("lora", "adapter"), ("norms",), ("all",)])
+def test_parts_of_many_users_in_one_pass_agree_with_one_after_the_other(
+    place: Path, tiny_speech_model: Callable[[str], Path], family: str, parts: tuple[str, ...]
+) -> None:
+    task = speech(place, tiny_speech_model(family), train=["head", *parts], first=1, rank=2)
+    local = LocalTraining(steps=1, learning_rate=0.3, gradient_clip=2.0, rates={"head.*": 0.5})
+    draw = torch.Generator().manual_seed(0)
+    parameters = {n: p + 0.3 * torch.randn(p.shape, generator=draw) for n, p in task.initial_parameters().items()}
+    layout, central = Layout.of(parameters), flatten(parameters)
+    users = np.array([3, 0, 1])
+    if family == "moonshine" and parts != ("lora", "adapter"):  # its norms have no bias
+        assert users_at_once(task, local, layout) == 0
+        return
+    assert users_at_once(task, local, layout) > 1
+    found = OnePassTrainer(task, layout, local, 0).updates(central, users, 2)
+    plain = PlainTrainer(task, layout, local, 0, central)
+    for row, user in enumerate(users):
+        wanted, one, other = plain.update(central, int(user), 2), torch.zeros_like(central), torch.zeros_like(central)
+        torch.testing.assert_close(found.norms[row], wanted.norms[0], rtol=1e-3, atol=1e-6)
+        factors = torch.zeros(3, len(layout.names), dtype=torch.float64)
+        factors[row] = 1
+        found.weighted_sum(factors, one)
+        wanted.weighted_sum(torch.ones(1, len(layout.names), dtype=torch.float64), other)
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+def test_a_run_of_parts_begins_where_frozen_layers_end(
+    place: Path, tiny_speech_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    given = document(place, tiny_speech_model("whisper"), train=["head", "lora"], first=1, rank=2)
+    given["local"]["rates"] = {"*.lora_?": 0.1}
+    summary = folder.train(parse(given), tmp_path / "run", quiet=True)
+    names = set(load_file(tmp_path / "run" / folder.MODEL))
+    assert "blocks.01.fc1.lora_a" in names
+    assert not any(name.startswith("blocks.00") or name.endswith("fc1.weight") for name in names)
+    again = evaluate(tmp_path / "run", quiet=True)
+    assert isinstance(again, SpeechEvaluation)
+    assert 100 * again.scores.wer.value == pytest.approx(summary["metrics"]["wer"])
+
+
+@pytest.mark.parametrize(
+    ("encoder", "said"),
+    [
+        ({"train": ["lora"]}, "expected head among the parts"),
+        ({"train": ["head", "all", "lora"]}, "drop lora and norms"),
+        ({"train": ["head"], "first": 1}, "only used where more than the head is trained"),
+        ({"train": ["head", "lora"], "first": 2}, "has 2 blocks, which count from 0"),
+    ],
+)
+def test_parts_that_make_no_sense_are_refused(
+    place: Path, tiny_speech_model: Callable[[str], Path], encoder: dict[str, Any], said: str
+) -> None:
+    with pytest.raises((UserError, ValueError), match=said):
+        speech(place, tiny_speech_model("whisper"), **encoder).initial_parameters()

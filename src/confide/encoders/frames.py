@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -132,15 +132,15 @@ class FrameEncoder:
         x = x + encoder.pos_conv_embed(x)
         return x[0] if self._norm_last else self._norm(x[0])
 
-    def block(self, index: int, x: Tensor, context: Context, weights: Mapping[str, Tensor] | None = None) -> Tensor:
-        """Send a padded batch (batch, frames, width) through one block, with some of its weights replaced."""
+    def block(self, index: int, x: Tensor, context: Context) -> Tensor:
+        """Send a padded batch (batch, frames, width) through one block."""
         layer = self.layers[index]
         arguments: dict[str, Any] = {"attention_mask": context.mask}
         if self.kind == "moonshine":
             arguments["position_embeddings"] = context.positions
         if self.kind == "wavlm":
             arguments |= {"position_bias": context.positions, "index": index}
-        out: Any = torch.func.functional_call(layer, dict(weights or {}), (x,), arguments)
+        out: Any = layer(x, **arguments)
         found: Tensor = out[0] if isinstance(out, tuple) else out
         return found
 
@@ -158,7 +158,15 @@ class FrameEncoder:
 
     def finish(self, x: Tensor) -> Tensor:
         """The norm after the last block."""
-        return self._norm(x) if self._norm_last else x
+        return x if self.last_norm is None else self._norm(x)
+
+    @property
+    def last_norm(self) -> torch.nn.Module | None:
+        """The module of that norm; none if the model has none there."""
+        if not self._norm_last:
+            return None
+        norm: torch.nn.Module = self.model.layer_norm if self.kind in _PARTS else self.model.encoder.layer_norm
+        return norm
 
     @torch.no_grad()
     def states(self, utterances: Sequence[np.ndarray], depth: int | None = None) -> list[Tensor]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from confide.federated.bounding import ROUNDING, Bounder
-from confide.federated.chain import ranks_of
+from confide.federated.chain import Ranks, ranks_of
 from confide.federated.local import LocalTraining, PlainTrainer, Updates
 from confide.federated.low_rank import LowRankTrainer
 from confide.federated.measures import ACCURACY, Measures
@@ -68,9 +68,15 @@ def parts(cohort: np.ndarray, size: int) -> Iterator[np.ndarray]:
 
 def part_size(task: Task, local: LocalTraining, layout: Layout) -> int:
     """Users in a part: one for plain training, which balances best, but more for a large model, as sums take time."""
-    ranks = ranks_of(task, local, layout)
-    together = task.users_at_once(local) or (ranks.users_at_once() if ranks else users_at_once(task, local, layout))
+    ranks = _ranks(task, local, layout)
+    own = 0 if local.rates else task.users_at_once(local)
+    together = own or (ranks.users_at_once() if ranks else users_at_once(task, local, layout))
     return together or (1 if layout.size < _LARGE_MODEL else 4)
+
+
+def _ranks(task: Task, local: LocalTraining, layout: Layout) -> Ranks | None:
+    """Low rank knows one local rate for all tensors."""
+    return None if local.rates else ranks_of(task, local, layout)
 
 
 class PartTrainer:
@@ -84,7 +90,7 @@ class PartTrainer:
         self.weights = torch.from_numpy(weights)  # (population,) float64
         self.device = like.device
         self.plain = PlainTrainer(task, layout, local, seed, like)
-        ranks = ranks_of(task, local, layout)
+        ranks = _ranks(task, local, layout)
         self.low_rank = None if ranks is None else LowRankTrainer(task, ranks, layout, seed)
         at_once = users_at_once(task, local, layout)
         self.one_pass = OnePassTrainer(task, layout, local, seed) if at_once else None
@@ -107,7 +113,8 @@ class PartTrainer:
 
     def _updates(self, central: Tensor, users: np.ndarray, step: int) -> Iterator[tuple[np.ndarray, Updates]]:
         """Train by the task's own short cut; else in one pass, or in low rank those users where that is cheaper."""
-        if self.device.type == "cpu":  # where the tasks that have one keep their data
+        # On the processor, where the tasks that have a short cut keep their data; it knows one rate for all tensors.
+        if self.device.type == "cpu" and not self.local.rates:
             fast = self.task.fast_updates(self.layout.views(central), users, self.local, self.local.rate(step))
             if fast is not None:
                 yield users, fast

@@ -18,6 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from confide.federated.parameters import Layout, add_scaled, in_threads
+from confide.federated.rates import Rates, factors
 from confide.federated.schedules import Constant, Schedule
 from confide.randomness import generator
 from confide.settings import Section
@@ -40,6 +41,10 @@ class LocalTraining(Section):
     gradient_clip: Annotated[float, Field(gt=0)] | None = Field(None, description="C_loc, bound of each local gradient")
     proximal: float = Field(0.0, ge=0, allow_inf_nan=False, description="mu of FedProx")
     divide_by_learning_rate: bool = Field(False, description="send delta / eta, as NORM does, instead of delta")
+    rates: Rates = Field(
+        default_factory=dict, exclude_if=lambda value: not value,
+        description="factors of the rate for tensors by their names, such as {'*.lora_?': 0.1}; the first that fits",
+    )  # fmt: skip
 
     def rate(self, step: int) -> float:
         return self.learning_rate * self.schedule(step)
@@ -75,6 +80,7 @@ class PlainTrainer:
     def __init__(self, task: Task, layout: Layout, local: LocalTraining, seed: int, like: Tensor) -> None:
         self.task, self.layout, self.local, self.seed = task, layout, local, seed
         self.theta = torch.empty_like(like)
+        self.factors = factors(local.rates, layout.names, "local")
         # Leaves of their own, and not views of one: their gradients need not be put together into a flat one.
         self.leaves = {name: view.requires_grad_() for name, view in layout.views(self.theta).items()}
 
@@ -108,7 +114,8 @@ class PlainTrainer:
         if local.gradient_clip is not None:
             norms = [torch.linalg.vector_norm(gradient) for gradient in found if gradient is not None]
             rate *= min(1.0, local.gradient_clip / max(float(torch.stack(norms).norm()), 1e-30))
-        steps = [(weight, g, -rate) for weight, g in zip(weights, found, strict=True) if g is not None]
+        moves = zip(weights, found, self.factors, strict=True)
+        steps = [(weight, g, -rate * factor) for weight, g, factor in moves if g is not None]
         list(in_threads(lambda job: add_scaled(*job), steps, self.theta))
 
 

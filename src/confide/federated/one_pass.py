@@ -22,6 +22,7 @@ from torch import Tensor
 
 from confide.federated.local import LocalTraining, batches
 from confide.federated.parameters import Layout
+from confide.federated.rates import factors
 from confide.federated.taps import Taps
 from confide.federated.task import Task
 from confide.randomness import generator
@@ -95,8 +96,9 @@ class OnePassTrainer:
             losses.index_add_(0, taps.owners, found.detach())
         taps.finish()
         norms = torch.stack([self.layout.norms_above(own) for own in flat])
-        scales = self._scales(norms, self.local.rate(step))
-        return OnePassUpdates(self.layout, flat, scales, norms * scales[:, None], losses.double().cpu())
+        rates = torch.tensor(factors(self.local.rates, self.layout.names, "local"), dtype=torch.float64)
+        scales = self._scales(norms, self.local.rate(step))[:, None] * rates  # (users, layers)
+        return OnePassUpdates(self.layout, flat, scales, norms * scales, losses.double().cpu())
 
     def _batch(self, user: int, step: int) -> tuple[Tensor, ...]:
         """The examples of the one local step, drawn as `PlainTrainer` does."""
@@ -123,14 +125,14 @@ class OnePassTrainer:
 
 @dataclass
 class OnePassUpdates:
-    """Updates of some users: their gradients, and what each is to be multiplied by."""
+    """Updates of some users: their gradients, and what each tensor of them is to be multiplied by."""
 
     layout: Layout
     gradients: Tensor  # (users, parameters)
-    scales: Tensor  # (users,) float64
+    scales: Tensor  # (users, layers) float64
     norms: Tensor
     losses: Tensor
 
     def weighted_sum(self, factors: Tensor, into: Tensor) -> None:
-        for own, row in zip(self.gradients, (factors * self.scales[:, None]).tolist(), strict=True):
+        for own, row in zip(self.gradients, (factors * self.scales).tolist(), strict=True):
             self.layout.add_scaled(own, row, into)

@@ -40,6 +40,7 @@ from torch import Tensor
 
 from confide.errors import UserError
 from confide.federated.parameters import norm
+from confide.federated.rates import Rates, factors
 from confide.federated.schedules import Constant, Schedule
 from confide.settings import Section
 
@@ -59,6 +60,10 @@ class _Optimiser(Section, ABC):
     kind: str
     learning_rate: float = Field(gt=0, description="The base learning rate, which the schedule multiplies.")
     schedule: Schedule = Field(default=Constant(), description="How the learning rate changes over steps.")
+    rates: Rates = Field(
+        default_factory=dict, exclude_if=lambda value: not value,
+        description="factors of the rate for tensors by their names, such as {'*.lora_?': 0.1}; the first that fits",
+    )  # fmt: skip
 
     @abstractmethod
     def slots(self) -> dict[str, float]:
@@ -213,9 +218,10 @@ def update(
         )
     rate = settings.learning_rate * settings.schedule(step)
     with torch.no_grad():
-        for name, weight in parameters.items():
+        own = factors(settings.rates, list(parameters), "central")
+        for (name, weight), factor in zip(parameters.items(), own, strict=True):
             g = gradient[name].to(_working_dtype(weight))
-            settings.move(weight, g, {slot: state[f"{slot}/{name}"] for slot in slots}, rate, step)
+            settings.move(weight, g, {slot: state[f"{slot}/{name}"] for slot in slots}, rate * factor, step)
 
 
 def _with_decay(g: Tensor, weight: Tensor, weight_decay: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""What lies between samples and logits: the whole transformer of PFL-ASR, or a head on a frozen pretrained encoder.
+"""What lies between samples and logits: the whole transformer of PFL-ASR, or parts on a frozen pretrained encoder.
 
 A store keeps what `front` makes of samples; `forward` makes logits of it. Training, evaluation and transcription all go
 through here, so that they cannot disagree.
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from confide.speech import model, pretrained
 from confide.speech.model import ModelSettings
+from confide.speech.parts import Parts
 from confide.speech.pretrained import KeptStates, PretrainedSettings
 from confide.speech.settings import SpeechSettings
 from confide.speech.store import FrontEnd, LogMel
@@ -45,6 +46,11 @@ class Network(Protocol):
         """The identity of the frozen encoder that parameters belong to, if there is one."""
         ...
 
+    @property
+    def one_pass(self) -> bool:
+        """Whether utterances of several users can go through it together, each user's gradient apart."""
+        ...
+
     def shapes(self) -> dict[str, tuple[int, ...]]: ...
 
     def initial_parameters(self, draw: np.random.Generator) -> dict[str, Tensor]: ...
@@ -70,6 +76,13 @@ class Whole:
     def frame_seconds(self) -> float:
         return self.front.settings.step * self.settings.stride
 
+    @property
+    def one_pass(self) -> bool:
+        """Not where masks are drawn batch by batch."""
+        chosen = self.settings
+        random = chosen.dropout or chosen.layer_drop or chosen.checkpoint_activations
+        return not random and chosen.dtype == "float32"
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return model.parameter_shapes(self.settings)
 
@@ -90,6 +103,7 @@ class Pretrained:
     settings: PretrainedSettings
     front: KeptStates
     tokens: int
+    parts: Parts | None  # below the head
 
     @property
     def frame_seconds(self) -> float:
@@ -103,17 +117,24 @@ class Pretrained:
     def encoder(self) -> str:
         return self.front.encoder.identity
 
+    @property
+    def one_pass(self) -> bool:
+        return self.parts is None or self.parts.one_pass
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return pretrained.parameter_shapes(self.settings, self.front.width, self.tokens)
+        head = pretrained.parameter_shapes(self.settings, self.front.width, self.tokens)
+        return head if self.parts is None else {**self.parts.shapes, **head}
 
     def initial_parameters(self, draw: np.random.Generator) -> dict[str, Tensor]:
-        return pretrained.initial_parameters(self.settings, self.front.width, self.tokens, draw)
+        head = pretrained.initial_parameters(self.settings, self.front.width, self.tokens, draw)
+        return head if self.parts is None else {**self.parts.initial_parameters(draw), **head}
 
     def forward(
         self, parameters: Mapping[str, Tensor], features: Tensor, lengths: Tensor,
         randomness: torch.Generator | None, shifts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        return pretrained.head(parameters, features), lengths
+        states = features if self.parts is None else self.parts.run(parameters, features, lengths)
+        return pretrained.head(parameters, states), lengths
 
 
 def network_of(task: SpeechSettings, tokens: Tokens) -> Whole | Pretrained:
@@ -126,4 +147,6 @@ def network_of(task: SpeechSettings, tokens: Tokens) -> Whole | Pretrained:
     from confide.errors import require
 
     require("retrieval", "speech on a pretrained encoder")
-    return Pretrained(settings, KeptStates(settings, FrameEncoder(settings.source)), tokens.size)
+    encoder = FrameEncoder(settings.source)
+    parts = None if settings.depth is None else Parts(settings, encoder)
+    return Pretrained(settings, KeptStates(settings, encoder), tokens.size, parts)

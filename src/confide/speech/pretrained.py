@@ -1,4 +1,4 @@
-"""A recogniser on a frozen pretrained encoder: a small head with CTC on states that are kept.
+"""A recogniser on a frozen pretrained encoder: a small head with CTC, and what is trained below it (`speech.parts`).
 
 A recogniser trained whole has more numbers than a few thousand people can hide in noise. Here the encoder was trained
 elsewhere, on other people's speech, and stays as it is; users train a few thousand numbers on its states. That joins
@@ -24,18 +24,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 from torch.nn import functional
 
 from confide.encoders.weights import is_local, is_url
+from confide.federated.taps import Derived, linear
 from confide.settings import Local, Section
 from confide.speech.corpus import SAMPLE_RATE, Undecodable
 
 if TYPE_CHECKING:
     from confide.encoders.frames import FrameEncoder
 
-Part = Literal["head"]
+Part = Literal["head", "lora", "adapter", "norms", "all"]
 BIAS = 0.3
 _TOGETHER = 20.0  # seconds of audio in a pass of the encoder
 
@@ -46,10 +47,31 @@ class PretrainedSettings(Section):
     source: Annotated[str, Local(is_local)] = Field(
         "whisper-tiny.en", min_length=1, description="a preset, a transformers folder, or owner/name on the hub"
     )
-    train: tuple[Part, ...] = Field(("head",), min_length=1, description="head: a CTC layer on the encoder's states")
+    train: tuple[Part, ...] = Field(
+        ("head",),
+        min_length=1,
+        description="head: a CTC layer on the encoder's states; beside it lora, adapter, norms, or all of the blocks",
+    )
+    first: int = Field(0, ge=0, description="for lora, adapter, norms and all: the first block that they change")
+    rank: int = Field(8, ge=1, description="for lora: r of a low-rank update")
     hidden: Annotated[int, Field(ge=1)] | None = Field(None, description="units of a layer between states and head")
     before: float = Field(0.25, ge=0, le=5, description="seconds of silence put before an utterance")
     after: float = Field(0.5, ge=0, le=5, description="seconds of silence put after it")
+
+    @property
+    def depth(self) -> int | None:
+        """Frozen blocks that come first; none if all are frozen."""
+        return None if set(self.train) == {"head"} else self.first
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> PretrainedSettings:
+        if "head" not in self.train:
+            raise ValueError("train: expected head among the parts; nothing could be read from the states without it")
+        if "all" in self.train and {"lora", "norms"} & set(self.train):
+            raise ValueError("train: all has the matrices and norms already; drop lora and norms")
+        if self.depth is None and (self.first or self.rank != 8):
+            raise ValueError("first, rank: only used where more than the head is trained; drop them")
+        return self
 
     @field_validator("source")
     @classmethod
@@ -65,7 +87,6 @@ class KeptStates:
 
     settings: PretrainedSettings
     encoder: FrameEncoder
-    depth: int | None = None  # blocks that are frozen and come first; none: the whole encoder
     stride: int = 1
     together: float = _TOGETHER
 
@@ -73,7 +94,9 @@ class KeptStates:
     def key(self) -> str:
         """Everything that decides the states of some samples."""
         silence = f"{self.settings.before:g} {self.settings.after:g}"
-        return f"states {self.encoder.identity} {'all' if self.depth is None else self.depth} {silence}"
+        return (
+            f"states {self.encoder.identity} {'all' if self.settings.depth is None else self.settings.depth} {silence}"
+        )
 
     @property
     def width(self) -> int:
@@ -89,7 +112,7 @@ class KeptStates:
 
     def make(self, utterances: Sequence[np.ndarray]) -> list[np.ndarray]:
         """States (frames, width) of each utterance."""
-        found = self.encoder.states([self._padded(samples) for samples in utterances], self.depth)
+        found = self.encoder.states([self._padded(samples) for samples in utterances], self.settings.depth)
         return [states.numpy() for states in found]
 
     def _padded(self, samples: np.ndarray) -> np.ndarray:
@@ -123,9 +146,16 @@ def scaled(states: Tensor) -> Tensor:
     return functional.layer_norm(states, states.shape[-1:]) / math.sqrt(states.shape[-1])
 
 
+def _lower(bias: Tensor) -> Tensor:
+    return BIAS * bias
+
+
+_HIDDEN_BIAS, _HEAD_BIAS = Derived(_lower, ("hidden.bias",)), Derived(_lower, ("head.bias",))
+
+
 def hidden_units(parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """Of scaled states, what the hidden layer's activation gets."""  # (..., hidden)
-    return functional.linear(x, parameters["hidden.weight"], BIAS * parameters["hidden.bias"])
+    return linear(parameters, x, "hidden.weight", _HIDDEN_BIAS)
 
 
 def head_input(units: Tensor) -> Tensor:
@@ -135,7 +165,7 @@ def head_input(units: Tensor) -> Tensor:
 
 def logits_of(parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """Logits of the head's input."""  # (..., tokens)
-    return functional.linear(x, parameters["head.weight"], BIAS * parameters["head.bias"])
+    return linear(parameters, x, "head.weight", _HEAD_BIAS)
 
 
 def head(parameters: Mapping[str, Tensor], states: Tensor) -> Tensor:

@@ -137,7 +137,8 @@ class Speech(BasicTask):
         """Many, where each takes one step of a head on all of its utterances."""
         whole = local.batch_seconds is None and (local.batch_size or self._most) >= self._most
         single = local.steps == 1 or local.epochs == 1
-        return _TOGETHER if isinstance(self.network, Pretrained) and whole and single else 0
+        head = isinstance(self.network, Pretrained) and self.network.parts is None
+        return _TOGETHER if head and whole and single else 0
 
     def fast_updates(
         self, parameters: Mapping[str, Tensor], users: np.ndarray, local: LocalTraining, learning_rate: float

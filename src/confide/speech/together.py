@@ -21,10 +21,7 @@ _LOOKED_AT = 256  # users, for the typical one
 
 def users_at_once(task: Task, network: Network, local: LocalTraining) -> int:
     """How many users to train together; 0 where one user fills a pass, or where masks are drawn batch by batch."""
-    if not isinstance(network, Whole):
-        return 0
-    model = network.settings
-    if model.dropout or model.layer_drop or model.checkpoint_activations or model.dtype != "float32":
+    if not network.one_pass:
         return 0
     held = [task.seconds(user) for user in range(min(_LOOKED_AT, len(task.examples)))]
     amounts = [_seconds_of_a_step(own, local) for own in held if own is not None and len(own)]
