@@ -1,6 +1,8 @@
-"""DP-FTRL in numbers: error beside independent noise and binary trees, where sampling is better, time and memory.
+"""DP-FTRL in numbers: error beside independent noise and binary trees, time and memory.
 
     python benchmarks/factorisation.py --out factorisation.png
+
+`confide plan mechanism` compares with Poisson sampling.
 
 A minute on one core, most of it for the memory: 2,000 rounds with a million parameters in one process.
 """
@@ -16,8 +18,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from confide.privacy.accountant import noise_multiplier
-from confide.privacy.events import Event
 from confide.privacy.factorisation import init, next_noise, optimised_coefficients
 from support.prefix_sums import compare
 from support.prefix_sums_figure import draw_factorisation
@@ -42,7 +42,6 @@ def main() -> None:
     print(f"\nall coefficients and variances: {time.perf_counter() - began:.1f} s")
     for rounds in (200, 2000):
         errors(rounds, tables[rounds])
-    beside_sampling(tables[2000])
     print(f"\nfigure: {draw_factorisation(settings.out, SEPARATION, tables)}")
 
 
@@ -71,22 +70,6 @@ def errors(rounds: int, table: dict[str, Array]) -> None:
     for name, variance in table.items():
         rms = np.sqrt(variance.mean())
         print(f"  {name:40} {variance.sum():16.4g} {100 * variance.sum() / base:9.2f} % {rms:10.2f}")
-
-
-def beside_sampling(table: dict[str, Array]) -> None:
-    """Independent noise on Poisson cohorts of the same expected size is amplified; this mechanism is not."""
-    steps, population, delta = 2000, 100_000, 1e-6
-    cohort = population // SEPARATION
-    names = ("binary tree", *(f"optimised, {bands} bands" for bands in BANDS))
-    print(f"\ntotal variance beside Poisson-sampled independent noise (100 %), {steps:,} rounds, delta {delta:g}")
-    print("  epsilon   " + "".join(f"{name:>22}" for name in names))
-    for target in (0.5, 1.0, 2.0, 4.0, 8.0, 16.0):
-        sampled = Event("poisson", 1 / SEPARATION, cohort, population, 0.0, 1.0)
-        whole = Event("everyone", 1.0, population, population, 0.0, 1.0)
-        independent = noise_multiplier(target, delta, steps, "pld", sampled) ** 2 * steps * (steps + 1) / 2
-        once = noise_multiplier(target, delta, 1, "pld", whole) ** 2
-        shares = [100 * once * table[name].sum() / independent for name in names]
-        print(f"  {target:<10g}" + "".join(f"{share:20.1f} %" for share in shares))
 
 
 def _peak() -> int:

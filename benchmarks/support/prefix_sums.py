@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from confide.privacy.factorisation import Array, optimised_coefficients, root_coefficients, sensitivity, solve
+from confide.privacy.factorisation import Array, optimised_coefficients, prefix_variance, root_coefficients, sensitivity
 
 
 def participations(rounds: int, separation: int) -> int:
@@ -20,8 +20,7 @@ def participations(rounds: int, separation: int) -> int:
 
 def banded_variance(coefficients: Array, rounds: int, separation: int) -> Array:
     """(rounds,) for this mechanism: squared norms of the rows of B, times the squared sensitivity."""
-    column = solve(coefficients, np.ones(rounds))
-    return sensitivity(coefficients, rounds, separation) ** 2 * np.cumsum(np.square(column))
+    return sensitivity(coefficients, rounds, separation) ** 2 * prefix_variance(coefficients, rounds)
 
 
 def independent_variance(rounds: int, separation: int) -> Array:

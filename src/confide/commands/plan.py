@@ -27,6 +27,7 @@ app = typer.Typer(
   confide plan epsilon --noise-multiplier 0.6144 --cohort 204800 --population 69506000 --rounds 2034 --delta 1e-9
   confide plan noise --target-epsilon 2 --cohort 1000 --population 1000000 --rounds 500 --delta 1e-7
   confide plan extrapolate    (PFL-ASR's Table 1)
+  confide plan mechanism --cohort 1000 --population 100000 --rounds 2000 --delta 1e-6    (which noise to take)
 """,
 )
 
@@ -158,6 +159,52 @@ def curve(
     if as_json:
         event = centre.event
         print_json({"curves": drawn, "delta": delta, "adjacency": event.adjacency, "sampler": event.sampler})
+
+
+@app.command()
+def mechanism(
+    cohort: Cohort,
+    population: Population,
+    rounds: Rounds,
+    delta: Delta,
+    epsilons: Annotated[str, typer.Option(help="Compare at each.")] = "1,2,4,8,16",
+    most_bands: Annotated[int, typer.Option(min=1, max=1024, help="Each band costs a vector like the model.")] = 64,
+    accountant: Accountant = By.pld,
+    out: Annotated[Path | None, typer.Option(help="A PNG file for the comparison.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Which noise is the least at the same epsilon: independent or correlated, with sampling or without.
+
+    The noise is that of prefix sums of the average update, in units of the bound C, because that is how far it carries
+    the model. Each row has the number of bands that is best there.
+    """
+    from rich.console import Console
+    from rich.progress import track
+
+    from confide.privacy import advice
+
+    wanted = parse_numbers("epsilons", epsilons, float, bool, "numbers separated by commas, for example 1,4,16")
+    found = advice.compare(cohort, population, rounds, delta, wanted, most_bands, accountant.value)
+    bar = track(found, "calibrating", len(wanted), console=Console(stderr=True), transient=True, disable=as_json)
+    rows = list(bar)
+    if out is not None:
+        from confide.report.figures.plan import draw_advice
+
+        draw_advice(out, rows, f"S = {cohort:,}, K = {population:,}, T = {rounds:,}, delta {delta:g}: equal epsilon")
+        print(out, file=sys.stderr if as_json else sys.stdout)
+    advised = advice.sentence(rows)
+    if as_json:
+        print_json({"delta": delta, "rows": [row.to_json() for row in rows], "advice": advised})
+        return
+    cells = [
+        (f"{row.epsilon:g}", advice.NAMES[one.kind], f"{one.bands}", f"{one.noise_multiplier:.4g}", f"{one.rms:.3g}",
+         f"{one.last:.3g}", "take" if one is row.best else "")
+        for row in rows for one in row.choices
+    ]  # fmt: skip
+    names = ["epsilon", "mechanism", "bands", "z", "rms noise", "at the end", ""]
+    title = f"noise of prefix sums, in units of C: S = {cohort:,}, K = {population:,}, T = {rounds:,}, delta {delta:g}"
+    print_table(names, cells, title=title, left=2, width=112)
+    print(advised)
 
 
 def _show(answer: Answer, as_json: bool) -> None:

@@ -92,7 +92,9 @@ def _optimise(bands: int, rounds: int) -> tuple[float, ...]:
         loss, gradient = _loss(np.concatenate([[1.0], free]), rounds)
         return loss / scale, gradient[1:] / scale
 
-    found = minimize(objective, start[1:], jac=True, method="L-BFGS-B", options={"maxiter": 60}).x if bands > 1 else []
+    with np.errstate(over="ignore", invalid="ignore"):  # a line search may try coefficients whose inverse grows
+        options = {"maxiter": 60}
+        found = minimize(objective, start[1:], jac=True, method="L-BFGS-B", options=options).x if bands > 1 else []
     best = np.concatenate([[1.0], np.round(found, DECIMALS)])
     return tuple((best if _loss(best, rounds)[0] < scale else start).tolist())
 
@@ -139,6 +141,11 @@ def sensitivity(coefficients: Array, rounds: int, separation: int) -> float:
     left = rounds - np.arange(0, rounds, separation)
     energy = np.cumsum(np.square(coefficients))
     return math.sqrt(float(energy[np.minimum(left, len(coefficients)) - 1].sum()))
+
+
+def prefix_variance(coefficients: Array, rounds: int) -> Array:
+    """(rounds,) the variance of each prefix sum of C^-1 Z: squared norms of the rows of B = A C^-1."""
+    return np.cumsum(np.square(solve(coefficients, np.ones(rounds))))
 
 
 # Streaming noise.

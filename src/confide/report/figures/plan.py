@@ -9,7 +9,7 @@ of 1e-6, S, K, T and the printed epsilon at delta = 1e-9; the WER columns and th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 from confide.errors import UserError, require
 from confide.privacy import planner
 from confide.privacy.accountant import Accountant
+from confide.privacy.advice import NAMES, Row
 from confide.privacy.planner import Answer, Noise, Point
 
 TABLE_1 = (
@@ -42,6 +43,7 @@ TABLE_1 = (
     (1, 204_800, 695_060_000, 3_390, 9.4e1),
 )
 ERRATUM = "the paper prints 1.3 for sigma 20e-6, S = 51,200; the same z, rate and steps give 13 elsewhere in its table"
+KINDS = {"poisson": "#57534e", "cyclic": "#c2410c", "cyclic_poisson": "#1d4ed8"}
 LINES = {"rdp": ("RDP", "#c2410c"), "pld": ("PLD", "#1d4ed8")}
 AXES = {"rounds": 10.0, "noise_multiplier": 4.0, "cohort": 10.0, "population": 10.0}
 """What the four curves run over, and by which factor to either side."""
@@ -160,3 +162,27 @@ def draw_curves(path: Path, drawn: dict[str, list[dict[str, float | None]]], poi
                 ruler.set_major_locator(LogLocator(subs=(1, 2, 5)))
                 ruler.set_major_formatter("{x:g}")
         axes[0][0].legend()
+
+
+def draw_advice(path: Path, rows: Sequence[Row], about: str) -> None:
+    """The error of each mechanism over epsilon, and the bands that are best there."""
+    require("figures", "a PNG file of the comparison")
+    from confide.report.figures.sheets import sheet
+
+    with sheet(path, 1, 1, (7.2, 4.2), about, title_size=9) as (_, axes):
+        axis = axes[0][0]
+        for kind, colour in KINDS.items():
+            found = [(row.epsilon, one) for row in rows for one in row.choices if one.kind == kind]
+            errors = [one.rms for _, one in found]
+            axis.plot([x for x, _ in found], errors, "o-", color=colour, lw=1.6, ms=4, label=NAMES[kind])
+            if kind == "cyclic_poisson":
+                for x, one in found:
+                    axis.annotate(
+                        f"{one.bands} bands", (x, one.rms), (0, -13), textcoords="offset points", ha="center",
+                        fontsize=8, color=colour,
+                    )  # fmt: skip
+        axis.set(xlabel="epsilon", ylabel="rms noise of a prefix sum, in units of C", xscale="log", yscale="log")
+        axis.set_xticks([row.epsilon for row in rows], [f"{row.epsilon:g}" for row in rows])
+        axis.margins(0.07, 0.12)
+        axis.minorticks_off()
+        axis.legend()
