@@ -274,3 +274,16 @@ def test_parts_that_make_no_sense_are_refused(
 ) -> None:
     with pytest.raises((UserError, ValueError), match=said):
         speech(place, tiny_speech_model("whisper"), **encoder).initial_parameters()
+
+
+def test_parts_can_begin_with_a_head_that_was_trained_on_kept_states(
+    place: Path, tiny_speech_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    source = tiny_speech_model("whisper")
+    folder.train(parse(document(place, source)), tmp_path / "head", quiet=True)
+    given = document(place, source, train=["head", "lora"], first=1)["task"]
+    task = Speech(SpeechSettings.model_validate({**given, "start": tmp_path / "head"}), 0, quiet=True)
+    begun, head = task.starting_parameters(), load_file(tmp_path / "head" / folder.MODEL)
+    assert all(torch.equal(begun[name], head[name]) for name in head)
+    assert begun.keys() == task.initial_parameters().keys()
+    assert task.begins_elsewhere

@@ -26,7 +26,9 @@ class SpeechSettings(TaskSection):
     )
     model: ModelSettings = Field(ModelSettings(), description="a preset, and what differs from it")
     start: LocalPath | None = Field(
-        None, description="run folder or safetensors file to begin from; none: fresh weights"
+        None,
+        description="run folder or safetensors file to begin from; parts of an encoder that it lacks begin as the "
+        "encoder has them; none: fresh weights",
     )
     features: FeatureSettings = FeatureSettings()
     augment: SpecAugment | None = Field(SpecAugment(), description="SpecAugment in training; null for none")

@@ -88,7 +88,9 @@ class Speech(BasicTask):
 
     def starting_parameters(self) -> dict[str, Tensor]:
         fresh = self.initial_parameters()
-        return fresh if self.settings.start is None else load_start(self.settings.start, fresh)
+        # A head trained on kept states can come first, and the parts below it begin with the encoder as it is.
+        below = [name for name in fresh if not name.startswith("head.")] if self.settings.model.encoder else []
+        return fresh if self.settings.start is None else load_start(self.settings.start, fresh, optional=below)
 
     @property
     def begins_elsewhere(self) -> bool:
