@@ -128,9 +128,10 @@ def test_a_part_is_the_same_with_every_bounding_rule(rule: str) -> None:
         assert getattr(tallies[0], name) == pytest.approx(getattr(tallies[1], name), rel=2e-4)
 
 
+@pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_user_whose_numbers_are_not_finite_adds_nothing_and_spoils_nobody(bad: float) -> None:
-    task, local = _task([[40, 31], [35, 33], [38]]), _local()
+def test_a_user_whose_numbers_are_not_finite_adds_nothing_and_spoils_nobody(bad: float, clip: float | None) -> None:
+    task, local = _task([[40, 31], [35, 33], [38]]), _local(gradient_clip=clip)
     central = flatten(task.initial_parameters())
     good = torch.zeros_like(central)
     fast, plain = _trainers(task, local, {"rule": "clip", "bound": 1.0})

@@ -195,6 +195,14 @@ def test_attempts_and_system_cohorts_have_coins_of_their_own() -> None:
     assert all(set(users) <= own for users in system), "the groups stay"
 
 
+def test_where_a_turn_takes_everybody_the_whole_group_is_drawn() -> None:
+    """With as many groups as cohorts the coin of a turn has probability 1."""
+    plan = plan_of(100, 25, 10, bands=4)
+    assert plan.event.turn_rate == 1
+    cohorts = [plan.cohort(step) for step in range(4)]
+    assert sorted(np.concatenate(cohorts).tolist()) == list(range(100))
+
+
 @pytest.mark.parametrize(("kind", "groups"), [("poisson", 1), ("cyclic_poisson", 2)])
 def test_a_cohort_that_is_too_large_is_cut_down_to_a_uniformly_random_part(kind: str, groups: int) -> None:
     population, cohort, most, draws = 40, 10, 12, 6000

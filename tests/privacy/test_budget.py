@@ -63,6 +63,17 @@ def test_the_filter_of_gaussians_has_its_closed_form() -> None:
     assert local.spent == pytest.approx(wanted, rel=1e-9), "a message moves by twice what z is measured in"
 
 
+@pytest.mark.parametrize("budget", [0.5, 3.0, 8.0])
+def test_cohorts_that_are_cut_down_cost_the_budget_what_the_coupling_says(budget: float) -> None:
+    """Poisson sampling at delta' holds at delta' + (1 + e^epsilon) c, c being how likely any cohort is cut down."""
+    event, life = Event("poisson", 0.01, 100, 10_000, 4.0, 1.0, most=175), RenyiFilter(budget, 1e-5)
+    life.take(event, life.room(event, 1_000_000))
+    assert life.taken > 0
+    kept_for_the_orders = 0.9 * life.delta
+    assert kept_for_the_orders + (1 + math.exp(budget)) * life.overflow <= life.delta
+    assert epsilon([event] * life.taken, life.delta, "pld") <= budget
+
+
 def test_a_release_that_would_pass_the_budget_is_refused_and_a_cheaper_one_taken(tmp_path: Path) -> None:
     people = make(tmp_path)
     with pytest.raises(BudgetSpent, match="would pass epsilon 3"):

@@ -134,5 +134,7 @@ class OnePassUpdates:
     losses: Tensor
 
     def weighted_sum(self, factors: Tensor, into: Tensor) -> None:
-        for own, row in zip(self.gradients, (factors * self.scales).tolist(), strict=True):
+        # 0 times a scale that is not finite would not be zero.
+        rows = torch.where(factors != 0, factors * self.scales, 0.0)
+        for own, row in zip(self.gradients, rows.tolist(), strict=True):
             self.layout.add_scaled(own, row, into)

@@ -13,6 +13,11 @@ Ordinary composition, by PLD or RDP, takes these as fixed beforehand. A filter d
   room. If E_k is the event that order k lasted longest, then on E_k the whole is what filter k alone let through, so
   P(S) = sum_k P(S and E_k) <= sum_k (e^epsilon P'(S and E_k) + delta / K) <= e^epsilon P'(S) + delta.
 
+Cohorts with a largest size. Let c be the sum of the releases' `overflow`, on any past. Two runs that draw the same
+coins differ only where a cohort was cut down, which happens with probability c at most, on either data set. So what
+holds at delta' for plain Poisson sampling holds at delta' + (1 + e^epsilon) c, and a release is refused with which
+(1 + e^epsilon) c would pass the tenth of delta that is kept for it.
+
 Conditions: the epsilon and delta of the filter are fixed before the first release; every release is charged before it
 is made; a release's divergence is bounded for every past, which holds here since an event's cost follows from its noise
 and sampling alone. Order and delta give epsilon by Canonne, Kamath and Steinke (2020), Proposition 12:
@@ -60,7 +65,8 @@ class RenyiFilter:
 
     def takes(self, event: Event, count: int = 1) -> bool:
         """Whether so many of these releases are within the budget."""
-        if self.overflow + count * event.overflow > _FOR_OVERFLOW * self.delta:
+        cut = self.overflow + count * event.overflow
+        if cut > 0 and cut > _FOR_OVERFLOW * self.delta / (1 + math.exp(min(self.epsilon, 700.0))):
             return False
         return self._epsilon(self._with(event, count)) <= self.epsilon
 

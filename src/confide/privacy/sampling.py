@@ -96,6 +96,8 @@ def _place(step: int, attempt: int) -> str:
 
 
 def _bernoulli(rate: float, population: int, seed: int | None, at: str) -> np.ndarray:
+    if rate >= 1:  # 32 bits do not hold its threshold
+        return np.arange(population)
     place = f"{seed}/cohort/{at}".encode()
     key = os.urandom(16) if seed is None else hashlib.blake2b(place, digest_size=16, person=b"confide cohort").digest()
     stream = keystream(key, 0)
