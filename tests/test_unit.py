@@ -26,7 +26,9 @@ def test_every_shipped_recipe_names_its_unit(name: str) -> None:
     assert unit.name
     assert unit.origin != "unsaid"
     # Only speakers of a recorded corpus are people here.
-    assert unit.person == ("paper" in name or "an4" in name or "digits/" in name) * (unit.origin == "found")
+    assert unit.person == any(corpus in name for corpus in ("paper", "an4", "digits/", "words/")) * (
+        unit.origin == "found"
+    )
 
 
 @pytest.mark.parametrize(

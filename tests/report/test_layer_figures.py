@@ -84,9 +84,9 @@ def test_the_norms_are_those_of_the_updates_that_the_users_sent(monkeypatch: pyt
     seen: list[tuple[Tensor, Tensor]] = []
     original = PartTrainer._add
 
-    def add(trainer: PartTrainer, updates: Any, users: Any, into: Tensor, rule: Any, vote: bool) -> Any:
+    def add(trainer: PartTrainer, updates: Any, users: Any, into: Tensor, rule: Any, *others: Any) -> Any:
         seen.append((updates.norms, updates.norms * rule.factors(updates.norms)))
-        return original(trainer, updates, users, into, rule, vote)
+        return original(trainer, updates, users, into, rule, *others)
 
     monkeypatch.setattr(PartTrainer, "_add", add)
     (record,) = watched("run.steps=1", "bounding.bound=28")

@@ -62,7 +62,7 @@ class _Optimiser(Section, ABC):
     schedule: Schedule = Field(default=Constant(), description="How the learning rate changes over steps.")
     rates: Rates = Field(
         default_factory=dict, exclude_if=lambda value: not value,
-        description="factors of the rate for tensors by their names, such as {'*.lora_?': 0.1}; the first that fits",
+        description="Factors of the rate for tensors by their names, such as {'*.lora_?': 0.1}; the first that fits.",
     )  # fmt: skip
 
     @abstractmethod
