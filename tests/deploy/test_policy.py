@@ -211,6 +211,21 @@ def test_a_life_is_counted_over_runs_and_servers_and_what_is_claimed_beside(tiny
         again.answer(TRAIN, question(again))
 
 
+@pytest.mark.parametrize(
+    "sets", [[], ["privacy.mechanism=banded", "sampling.kind=cyclic", "sampling.cohort=4", "privacy.bands=2"]]
+)
+def test_a_server_that_runs_a_recipe_again_is_charged_again(tiny: str, tmp_path: Path, sets: list[str]) -> None:
+    """Two runs of one recipe are two runs: their noise and cohorts are not the same."""
+    wanted = load(tiny, ["privacy.source=system", *sets])
+    client = TrainingClient(wanted, make_task(wanted.task, 0), [0], lenient(tmp_path), say=lambda text: None)
+    spent = list[int]()
+    for run in ("first", "second"):
+        for step in (2, 5):
+            client.answer(TRAIN, question(client, step, run=run))
+        spent.append(sum(charge.count for charge in Budget.read(tmp_path / "budget.jsonl").charges))
+    assert spent == [1, 2] if sets else spent == [6, 12]
+
+
 def test_two_clients_on_one_state_see_what_each_other_has_spent(tiny: str, tmp_path: Path) -> None:
     wanted, policy = load(tiny, PRIVATE), lenient(tmp_path)
     one, two = (TrainingClient(wanted, make_task(wanted.task, 0), [0], policy, say=lambda text: None) for _ in range(2))

@@ -178,7 +178,7 @@ class TrainingClient:
         loss = float("nan") if tally.not_finite else float(tally.loss)
         said: dict[str, Any] = {"loss": loss, "votes": tally.votes, "norms": tally.layer_norms}
         if self.noise is not None and self.trust == "central":
-            self.noise.claim(facts["user"], int(facts["step"]))
+            self.noise.claim(facts["user"], int(facts["step"]), f"{facts['run']!s:.64}")
         elif self.noise is not None:  # local: norm and loss of a single user would tell what the noise hides
             said |= {"loss": 0.0, "norms": [0.0] * len(tally.layer_norms)}
             self.noise.add_local(self.sum, weight, facts["user"], int(facts["step"]))

@@ -73,25 +73,27 @@ class OwnNoise:
                 f"was made for (run.steps={self.plan.steps}); it answers no more in this run"
             )
         attempt = sum(each == run and key.startswith(f"{step}/") for each, key in book.keys)
-        self._pay(book, f"{step}/{secrets.token_hex(8)}", 1, claimed=False)
+        self._pay(book, run, f"{step}/{secrets.token_hex(8)}", 1, claimed=False)
         return attempt
 
-    def claim(self, user: int, step: int) -> None:
+    def claim(self, user: int, step: int, started: str) -> None:
         """Count what a server says that a run has cost up to this step, where it adds the noise itself.
 
-        Amplification by sampling holds for all steps together, also for those that the user was not in.
+        Amplification by sampling holds for all steps together, also for those that the user was not in. `started` is
+        the server's name for this start of it: a recipe that is run again costs again. A run that goes on after a stop
+        cannot be told from that, and is counted from its first step on: too much, but never too little.
         """
-        book = self._book(user)
+        book, run = self._book(user), f"{self.terms.digest}/{started}"
         if book is None:
             return
-        missing = max(1, step + 1 - book.counts[self.terms.digest])
+        missing = max(1, step + 1 - book.counts[run])
         whole = self.event.whole_run
         key = "whole run" if whole else f"{step}/{secrets.token_hex(8)}"
-        self._pay(book, key, 1 if whole else missing, claimed=True)
+        self._pay(book, run, key, 1 if whole else missing, claimed=True)
 
-    def _pay(self, book: Budget, key: str, count: int, claimed: bool) -> None:
+    def _pay(self, book: Budget, run: str, key: str, count: int, claimed: bool) -> None:
         try:
-            book.charge(self.terms.digest, self.event, key, self.terms.what, count, claimed)
+            book.charge(run, self.event, key, self.terms.what, count, claimed)
         except BudgetSpent as spent:
             raise Spent(f"{spent}: this client answers no more", lifetime=True) from None
 
