@@ -6,8 +6,9 @@ their examples go through the model together, and the layers of `taps` tell whos
 grouped by length and not by user: a user's gradient is the sum over its examples, wherever they are.
 
 This is exact: `PlainTrainer` is the reference, and draws the same batches at the same addresses. No example sees
-another one, so a user whose numbers are not finite spoils nobody else's. What is held is one gradient for each user of
-a part; the number of users in a part follows from the size of the model.
+another one, so a user whose numbers are not finite spoils nobody else's. Only rounding knows who shares a pass:
+products of matrices of another shape may differ in their last bits, as sums over users do. What is held is one gradient
+for each user of a part; the number of users in a part follows from the size of the model.
 """
 
 from __future__ import annotations

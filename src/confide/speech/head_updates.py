@@ -23,21 +23,21 @@ from confide.speech.pretrained import BIAS, head_input, hidden_units, logits_of,
 
 @dataclass
 class HeadUpdates:
-    """The updates of some users, one row each."""
+    """The updates of some users: their gradients, one row each, and what each row is to be multiplied by."""
 
-    deltas: Tensor  # (users, parameters)
+    gradients: Tensor  # (users, parameters)
+    scales: Tensor  # (users,) float64
     layout: Layout
     norms: Tensor
     losses: Tensor
 
     def weighted_sum(self, factors: Tensor, into: Tensor) -> None:
         used = (factors != 0).any(dim=1)  # 0 times a value that is not finite would not be zero
-        sizes = self.layout.sizes
+        sizes, gradients = self.layout.sizes, self.gradients if bool(used.all()) else self.gradients[used]
+        # One product in double precision: an update that single precision cannot hold is never written down.
+        rows_factors = (factors[used] * self.scales[used, None]).unbind(dim=1)
         for rows, total, factor in zip(
-            torch.split(self.deltas[used], sizes, dim=1),
-            torch.split(into, sizes),
-            factors[used].unbind(dim=1),
-            strict=True,
+            torch.split(gradients, sizes, dim=1), torch.split(into, sizes), rows_factors, strict=True
         ):
             total.add_(torch.mv(rows.T, factor.to(rows.dtype)))
 
@@ -58,23 +58,23 @@ def head_updates(
     layers, losses = _output_gradients(parameters, x, [len(each) for each in states], targets, shares)
     owners = torch.split(torch.tensor([len(each) for each in states]), list(utterances))
     frames = [int(own.sum()) for own in owners]
-    deltas = torch.empty(len(counts), layout.size, dtype=x.dtype)
-    views = [layout.views(row) for row in deltas]
+    gradients = torch.empty(len(counts), layout.size, dtype=x.dtype)
+    views = [layout.views(row) for row in gradients]
     for name, gradient, given in layers:
         for view, own, put in zip(views, torch.split(gradient, frames), torch.split(given, frames), strict=True):
             torch.mm(own.T, put, out=view[f"{name}.weight"])
             torch.sum(own, dim=0, out=view[f"{name}.bias"])
             view[f"{name}.bias"].mul_(BIAS)
     norms = torch.stack(
-        [torch.linalg.vector_norm(p, dim=1, dtype=torch.float64) for p in torch.split(deltas, layout.sizes, dim=1)], 1
+        [torch.linalg.vector_norm(p, dim=1, dtype=torch.float64) for p in torch.split(gradients, layout.sizes, dim=1)],
+        1,
     )
     scale = torch.full((len(counts),), 1.0 if local.divide_by_learning_rate else learning_rate, dtype=torch.float64)
     if local.gradient_clip is not None:
         scale *= (local.gradient_clip / torch.linalg.vector_norm(norms, dim=1).clamp(min=1e-30)).clamp(max=1.0)
-    deltas.mul_(scale[:, None].to(deltas.dtype))
     users = torch.repeat_interleave(torch.arange(len(counts)), counts)
     return HeadUpdates(
-        deltas, layout, norms * scale[:, None], torch.zeros(len(counts)).index_add(0, users, losses).double()
+        gradients, scale, layout, norms * scale[:, None], torch.zeros(len(counts)).index_add(0, users, losses).double()
     )
 
 

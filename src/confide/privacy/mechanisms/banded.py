@@ -21,7 +21,8 @@ histories would go on, and one turn of a user would be in both (`Ledger.charged`
 How system noise is added. `System` dithers and rounds g + scale x, because the lowest bits of a sum tell of its terms.
 Here it is given g_t minus what is taken back, and what is remembered is what came out minus g_t, with rounding and
 dither in it. Multiplied by C, the release is then (C G)_t + sigma x_t, dithered, rounded and shifted by releases that
-everybody knows: nothing but processing of the Gaussian release that is accounted for.
+everybody knows: nothing but processing of the Gaussian release that is accounted for, but for the rounding of g_t minus
+what is taken back (1e-7 of it in single precision), which like that of the sum over users comes before the noise.
 """
 
 from __future__ import annotations

@@ -1,0 +1,52 @@
+"""Updates of heads that are computed together are held to the bound, whatever one user's numbers are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from confide.federated.bounding import Bounding, bounder
+from confide.federated.local import LocalTraining
+from confide.federated.parameters import Layout
+from confide.speech.head_updates import HeadUpdates, head_updates
+
+PARAMETERS = {"head.weight": torch.full((5, 8), 0.1), "head.bias": torch.zeros(5)}
+LAYOUT = Layout.of(PARAMETERS)
+
+
+def updates(spoilt: float | None, rate: float, clip: float | None) -> HeadUpdates:
+    draw = torch.Generator().manual_seed(0)
+    states = [torch.randn(frames, 8, generator=draw) for frames in (30, 12, 25)]
+    if spoilt is not None:
+        states[1][3] = spoilt
+    local = LocalTraining(steps=1, learning_rate=rate, gradient_clip=clip)
+    return head_updates(PARAMETERS, states, [torch.tensor([1, 2])] * 3, [1, 1, 1], local, rate)
+
+
+def bounded_sum(found: HeadUpdates, users: list[int]) -> torch.Tensor:
+    """The sum of these users' bounded updates, as a part of a cohort makes it."""
+    finite = torch.isfinite(found.norms).all(dim=1)
+    rule = bounder(Bounding(rule="clip", bound=1.0), LAYOUT)
+    factors = torch.where(finite[:, None], rule.factors(torch.where(finite[:, None], found.norms, 0.0)), 0.0)
+    chosen = torch.from_numpy(np.isin(np.arange(3), users))
+    total = torch.zeros(LAYOUT.size)
+    found.weighted_sum(torch.where(chosen[:, None], factors, 0.0), total)
+    return total
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])
+def test_a_user_of_any_numbers_changes_nobody_elses_update(bad: float, clip: float | None) -> None:
+    wanted = bounded_sum(updates(None, 0.7, clip), [0, 2])
+    torch.testing.assert_close(bounded_sum(updates(bad, 0.7, clip), [0, 2]), wanted)
+    assert float((bounded_sum(updates(bad, 0.7, clip), [0, 1, 2]) - wanted).norm()) <= 1.0
+
+
+@pytest.mark.parametrize("rate", [1e-30, 0.7, 1e38, 1e60])
+def test_what_is_summed_is_within_the_bound_at_any_rate(rate: float) -> None:
+    """An update that single precision cannot hold is bounded before it is ever written down."""
+    for user in range(3):
+        length = float(bounded_sum(updates(None, rate, None), [user]).norm())
+        assert length <= 1.0
+        assert length > 0.99 or rate < 1
