@@ -15,12 +15,16 @@ from confide.build import make_task
 from confide.deploy import keys, refusals
 from confide.deploy.client import TrainingClient
 from confide.deploy.deployment import Client
+from confide.deploy.judge import judge
 from confide.deploy.parcels import Parcel
-from confide.deploy.policy import read_policy, write_policy
+from confide.deploy.policy import read_policy, told_recipe, write_policy
 from confide.deploy.refusals import RefusedByClient
 from confide.deploy.remote import JOIN, TRAIN
 from confide.errors import UserError
+from confide.federated.parameters import Layout
 from confide.privacy.budget import Budget
+from confide.privacy.events import Event
+from confide.privacy.plan import Plan
 from confide.privacy.trust.own_noise import Spent
 from confide.recipe import load
 from support.rehearsal import lenient
@@ -224,6 +228,22 @@ def test_a_server_that_runs_a_recipe_again_is_charged_again(tiny: str, tmp_path:
             client.answer(TRAIN, question(client, step, run=run))
         spent.append(sum(charge.count for charge in Budget.read(tmp_path / "budget.jsonl").charges))
     assert spent == [1, 2] if sets else spent == [6, 12]
+
+
+def test_clients_make_the_noise_that_the_server_states_where_cohorts_have_a_largest_size(tmp_path: Path) -> None:
+    """A largest cohort takes a part of delta, so it raises the noise that a target needs: clients have to know it."""
+    plans = list[Plan]()
+    wanted = load("convex/digits", [
+        "sampling.cohort=40", "sampling.most=75", "privacy.trust=distributed", "privacy.source=system",
+        "privacy.target_epsilon=4", "privacy.delta=1e-5", "run.steps=10",
+    ])  # fmt: skip
+    layout = Layout.of(make_task(wanted.task, 0).initial_parameters())
+    for recipe in (wanted, told_recipe(wanted.model_dump_json(), lenient(tmp_path))):
+        request = judge(lenient(tmp_path), recipe, 287, layout)
+        assert request.event is not None
+        assert Event.from_json(request.event.to_json()) == request.event, "a budget can be read again"
+        plans.append(request.plan)
+    assert plans[1].event == plans[0].event
 
 
 def test_two_clients_on_one_state_see_what_each_other_has_spent(tiny: str, tmp_path: Path) -> None:

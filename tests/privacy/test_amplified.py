@@ -195,6 +195,12 @@ def test_attempts_and_system_cohorts_have_coins_of_their_own() -> None:
     assert all(set(users) <= own for users in system), "the groups stay"
 
 
+def test_a_largest_cohort_is_refused_where_sampling_counts_for_nothing() -> None:
+    """Local noise is charged for every step; a share of delta for cohorts that are cut down would be for nothing."""
+    with pytest.raises(UserError, match=r"sampling\.most: with privacy\.trust=local"):
+        plan_of(1000, 40, 10, 75, kind="poisson", mechanism="gaussian", trust="local")
+
+
 def test_where_a_turn_takes_everybody_the_whole_group_is_drawn() -> None:
     """With as many groups as cohorts the coin of a turn has probability 1."""
     plan = plan_of(100, 25, 10, bands=4)

@@ -113,7 +113,7 @@ def _request(recipe: Recipe, population: int, layout: Layout) -> Request:
 
 def own_event(event: Event) -> Event:
     """What a round of distributed trust costs one who is in it, against the server, who knows that."""
-    return replace(event, sampler="local" if event.sampler == "fixed" else "everyone", rate=1.0)
+    return replace(event, sampler="local" if event.sampler == "fixed" else "everyone", rate=1.0, most=0)
 
 
 def _problems(policy: Policy, request: Request) -> Iterator[tuple[str, str]]:

@@ -19,7 +19,7 @@ from confide.recipe import Recipe, parse
 _SCHEDULE = ("kind", "warmup", "rate", "start", "transition", "staircase", "factor")
 _TOLD: dict[str, tuple[str, ...]] = {
     "users": ("weights", "public"),
-    "sampling": ("kind", "cohort"),
+    "sampling": ("kind", "cohort", "most"),
     "local": ("steps", "epochs", "batch_size", "batch_seconds", "learning_rate", "gradient_clip", "proximal",
               "divide_by_learning_rate"),
     "local.schedule": _SCHEDULE,

@@ -20,7 +20,9 @@ class Local(Mechanism):
 
     @classmethod
     def sampler_refusals(cls, asked: Asked) -> list[str]:
-        return []
+        if asked.sampling.most is None:
+            return []
+        return ["sampling.most: with privacy.trust=local it is not accounted for, as no sampling is; leave it out"]
 
     @property
     def sampler(self) -> Sampler:
