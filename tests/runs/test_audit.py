@@ -218,6 +218,7 @@ def test_canaries_alone_find_what_they_find_among_users() -> None:
     "overrides",
     [
         ["privacy.mechanism=banded", "sampling.kind=cyclic"],
+        ["privacy.mechanism=banded", "sampling.kind=cyclic_poisson", "privacy.bands=2"],
         ["privacy.accountant=rdp", "sampling.kind=fixed"],
         ["bounding={rule: per_layer_clip, bound: 5, split: dim, adaptive: {quantile: 0.5}}"],
         ["privacy.placement=client", "users={weights: examples, public: true}"],
@@ -226,7 +227,7 @@ def test_canaries_alone_find_what_they_find_among_users() -> None:
         ["privacy.metrics={loss: 5, accuracy: true}"],
         ["privacy.metrics={norm: 50, noise: 4}", "bounding={rule: clip, bound: 5, adaptive: {quantile: 0.5}}"],
     ],
-    ids=["banded", "fixed", "adaptive", "client", "local", "system", "figures", "figures and adaptive"],
+    ids=["banded", "amplified", "fixed", "adaptive", "client", "local", "system", "figures", "figures and adaptive"],
 )
 def test_every_mechanism_can_be_audited(overrides: list[str]) -> None:
     assert audit(wanted(*overrides)).passed

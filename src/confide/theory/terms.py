@@ -187,16 +187,22 @@ def _square(vectors: Tensor, measured: Measured) -> float:
 
 def _sampling(sent: Tensor, measured: Measured, plan: Plan) -> tuple[float, float]:
     """Variances of the aggregate because of which users, and which batches, were drawn."""  # sent (users, draws, size)
+    # A share `turns` of the users is dealt without replacement, and each of these is in with probability `coin`. Fixed
+    # cohorts and public turns have no coins, Poisson cohorts nothing but coins, and cyclic_poisson has both.
     q, draws = plan.rate, sent.shape[1]
     weights = torch.from_numpy(plan.weights[measured.users])
     grow = len(plan.weights) / len(sent)  # from the probed to all
     own = sent.mean(dim=1)
     within = (sent - own[:, None]).square().sum(dim=(1, 2)) / max(draws - 1, 1)  # (users,)
     batches = grow * float((weights.square() * within).sum()) / q
-    centre = 0.0 if plan.sampler == "poisson" else (measured.weights[:, None] * own).sum(dim=0)
-    between = ((own - centre).square().sum(dim=1) - within / draws).clamp(min=0)
-    users = grow * (1 - q) / q * float((weights.square() * between).sum())
-    return users, batches
+    coin = plan.event.turn_rate if plan.sampler in ("poisson", "cyclic_poisson") else 1.0
+    turns = q / coin
+    centre = (measured.weights[:, None] * own).sum(dim=0)
+    around, apart = (
+        (each.square().sum(dim=1) - within / draws).clamp(min=0) for each in (own, own - centre)
+    )  # (users,)
+    users = weights.square() * ((1 - coin) / q * around + (1 - turns) / turns * apart)
+    return grow * float(users.sum()), batches
 
 
 def noise_squares(plan: Plan, rule: Bounder, layout: Layout) -> Tensor:
