@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any
 
@@ -240,3 +241,13 @@ def test_a_banded_step_that_was_made_twice_counts_the_run_twice() -> None:
     assert second.mu is not None
     assert second.mu.value == pytest.approx(math.sqrt(2) * first.mu.value)
     assert second.epsilon == epsilon([Event("everyone", 1.0, 100, 100, 2.0, 0.5)] * 2, DELTA, "pld")
+
+
+def test_counts_and_figures_are_said_to_belong_to_each_release() -> None:
+    plain = Event("poisson", 0.1, 10, 100, 1.0, 1.0)
+    counted = replace(plain, counters=3, count_noise=20.0)
+    assert "about the cohort" not in text(statement(book_of(plain)))
+    found = statement(book_of(counted))
+    assert found.noise.counts == 3
+    assert "together with 3 numbers about the cohort" in " ".join(text(found).split())
+    assert found.epsilon == statement(book_of(plain)).epsilon

@@ -18,6 +18,7 @@ from confide import recipe
 from confide.errors import UserError
 from confide.files import SECRET
 from confide.privacy import ledger
+from confide.privacy.budget import Budget
 from confide.privacy.guarantee import statement
 from confide.privacy.ledger import Ledger
 from confide.recipe import parse
@@ -192,6 +193,25 @@ def test_every_kind_of_guarantee_is_published_as_it_is(overrides: list[str], tmp
     written = publish.publish(tmp_path / "run", tmp_path / "out")
     assert written["epsilon"] == folder.check_ledger(tmp_path / "run")["epsilon"]
     assert_nothing_leaks(tmp_path / "run", tmp_path / "out")
+
+
+def test_a_run_that_its_budget_ended_is_published_with_the_steps_that_it_made(tmp_path: Path) -> None:
+    people = Budget.create(tmp_path / "people.jsonl", 2.7, 1e-5, "people who wrote digits")
+    noise = ("privacy.target_epsilon=null", "privacy.noise_multiplier=1.5")
+    short = digits(FIGURES, f"privacy.budget={people.path}", *noise)
+    summary = folder.train(short, tmp_path / "run", quiet=True)
+    assert 0 < summary["steps"] < 5
+    written = publish.publish(tmp_path / "run", tmp_path / "out")
+    assert written["epsilon"] == folder.check_ledger(tmp_path / "run")["epsilon"]
+    assert Ledger.read(tmp_path / "out" / ledger.FILE).count == summary["steps"]
+    assert len((tmp_path / "out" / RELEASED).read_text().splitlines()) == summary["steps"]
+    assert_nothing_leaks(tmp_path / "run", tmp_path / "out")
+    assert str(people.path).encode() not in b"".join(file.read_bytes() for file in (tmp_path / "out").iterdir())
+    told = json.loads((tmp_path / "run" / "summary.json").read_text())
+    del told["stopped_by_budget"]
+    (tmp_path / "run" / "summary.json").write_text(json.dumps(told))
+    with pytest.raises(UserError, match="not of one finished run"):
+        publish.publish(tmp_path / "run", tmp_path / "again")
 
 
 def test_a_first_line_that_the_copy_would_change_the_promise_of_is_refused(

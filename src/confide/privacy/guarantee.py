@@ -55,6 +55,7 @@ class Noise(Section):
     """What was added."""
 
     least_multiplier: float = Field(description="z of the release with the least noise; 0: a release without any")
+    counts: int = Field(0, description="noisy counts and figures that belong to a release, beside the update")
     source: str | None
     for_release: bool = Field(description="false: seeded, repeatable, for research; whoever knows the seed knows it")
 
@@ -209,7 +210,10 @@ def _sampled(header: dict[str, Any], events: Sequence[Event]) -> Sampled | None:
 
 def _noise(header: dict[str, Any], events: Sequence[Event]) -> Noise:
     least = min((event.noise_multiplier if event.private else 0.0 for event in events), default=0.0)
-    return Noise(least_multiplier=least, source=header.get("noise_source"), for_release=bool(header.get("for_release")))
+    return Noise(
+        least_multiplier=least, counts=max((event.counters for event in events), default=0),
+        source=header.get("noise_source"), for_release=bool(header.get("for_release")),
+    )  # fmt: skip
 
 
 def _public(header: dict[str, Any], events: Sequence[Event]) -> list[str]:

@@ -104,8 +104,14 @@ def noise(found: Statement) -> str:
         return "None that a guarantee could be stated from."
     least = f"{found.noise.least_multiplier:.4g} times what one user can add"
     said = f"At least {least}, in each of {found.releases} releases."
+    if found.noise.counts:
+        numbers = "a number" if found.noise.counts == 1 else f"{found.noise.counts} numbers"
+        said += (
+            f" A release is the update together with {numbers} about the cohort (counts of an adaptive bound, "
+            "figures), which have noise of their own: epsilon is for all of it."
+        )
     if found.noise.for_release:
-        return f"{said} It came from the operating system and is stored nowhere: the models can be released."
+        return f"{said} The noise came from the operating system and is stored nowhere: the models can be released."
     return f"{said} {seeded(found.noise.least_multiplier)}"
 
 
