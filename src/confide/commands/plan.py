@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from confide.commands.options import Json, parse_numbers
+from confide.commands.options import Json, Sets, parse_numbers, recipe_argument
 from confide.commands.printing import print_json, print_table
 from confide.errors import UserError
 
@@ -28,6 +28,7 @@ app = typer.Typer(
   confide plan noise --target-epsilon 2 --cohort 1000 --population 1000000 --rounds 500 --delta 1e-7
   confide plan extrapolate    (PFL-ASR's Table 1)
   confide plan mechanism --cohort 1000 --population 100000 --rounds 2000 --delta 1e-6    (which noise to take)
+  confide plan frontier convex/digits    (trains: error against epsilon)
 """,
 )
 
@@ -205,6 +206,39 @@ def mechanism(
     title = f"noise of prefix sums, in units of C: S = {cohort:,}, K = {population:,}, T = {rounds:,}, delta {delta:g}"
     print_table(names, cells, title=title, left=2, width=112)
     print(advised)
+
+
+@app.command()
+def frontier(
+    recipes: Annotated[list[str], recipe_argument("Private recipes to compare, by name or as YAML files.")],
+    epsilons: Annotated[str, typer.Option(help="Which epsilons to train at, beside no noise.")] = "8,4,2,1",
+    seeds: Annotated[int, typer.Option(min=1, help="Runs at each epsilon, whose mean is shown.")] = 1,
+    out: Annotated[Path, typer.Option(help="Where finished runs, rows and the page are kept.")] = Path(
+        "results/frontier"
+    ),
+    set_: Sets = None,
+    workers: Annotated[int, typer.Option(min=1, help="Runs at a time, one thread each.")] = 2,
+    as_json: Json = False,
+) -> None:
+    """What does privacy cost me, with my people? Error against epsilon, trained for real.
+
+    Every recipe is trained without noise and at each epsilon. Between these points, and for populations that are
+    larger, the planner finds the noise, and the error is read off the measured runs. The page has the figure. A stopped
+    command goes on where it was.
+
+    Example: `confide plan frontier convex/digits --epsilons 8,2 --out results/digits`
+    """
+    from confide.reproduce.frontier import measure_frontier, sentences
+
+    expected = "numbers above 0 separated by commas, for example 8,2"
+    levels = parse_numbers(
+        "epsilons", epsilons, float, lambda found: all(0 < e < float("inf") for e in found), expected
+    )
+    found = measure_frontier(recipes, set_ or [], levels, seeds, out, workers, quiet=as_json)
+    if as_json:
+        print_json(found.to_json())
+        return
+    print("\n".join([found.text(), "", *sentences(found), "", f"page: {out / 'frontier.html'}"]))
 
 
 def _show(answer: Answer, as_json: bool) -> None:

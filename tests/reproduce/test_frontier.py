@@ -1,0 +1,90 @@
+"""Error against epsilon: what was trained, and what the planner says between and beyond."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from confide.privacy.planner import Point
+from confide.reproduce import frontier
+from confide.reproduce.frontier import Frontier, Spot, sentences
+
+Command = Callable[..., tuple[int, str, str]]
+FREE = Spot("head", None, (1.0, 3.0), "wer", 0.0, 100, 1_000, 50, None, True)
+
+
+def spot(z: float, value: float) -> Spot:
+    spent = Point(z, 100, 1_000, 50, 1e-4).spent("pld")
+    return replace(FREE, epsilon=spent, values=(value,), noise_multiplier=z, delta=1e-4)
+
+
+FOUND = Frontier((FREE, spot(1.0, 4.0), spot(4.0, 10.0)))
+
+
+def test_a_curve_goes_through_what_was_measured() -> None:
+    for one in FOUND.spots[1:]:
+        assert FOUND.at("head", one.epsilon or 0.0) == pytest.approx(one.value, abs=0.01)
+
+
+def test_between_two_spots_the_error_is_that_of_the_planned_noise() -> None:
+    middle = Point(2.5, 100, 1_000, 50, 1e-4).spent("pld")  # half-way from 1 to 4
+    assert FOUND.at("head", middle) == pytest.approx(7.0, abs=0.01)
+
+
+def test_nothing_is_said_at_more_noise_than_was_tried() -> None:
+    assert FOUND.at("head", 0.9 * (FOUND.spots[-1].epsilon or 0.0)) is None
+
+
+def test_more_users_buy_a_smaller_epsilon_at_the_same_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frontier, "EPSILONS", (0.5, 2.0, 8.0))
+    here, more = (dict(FOUND.curve("head", factor)) for factor in (1, 16))
+    assert min(more) < min(here)
+    assert all(more[epsilon] <= error for epsilon, error in here.items())
+    assert all(FREE.value <= error <= 10.0 for error in more.values())
+
+
+def test_other_samplers_have_spots_and_no_curve() -> None:
+    fixed = Frontier(tuple(replace(one, poisson=False) for one in FOUND.spots))
+    assert fixed.curve("head", 1) == []
+
+
+def test_the_cost_is_said_in_words() -> None:
+    (said,) = sentences(FOUND)
+    assert "from 2 to 10" in said
+    assert "1,000 users" in said
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_the_command_trains_writes_a_page_and_goes_on_where_it_was(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frontier, "EPSILONS", (20.0, 50.0))
+    asked = ("plan", "frontier", "convex/digits", "--set", "run.steps=5", "--out", tmp_path, "--workers", 1)
+    code, out, _ = command(*asked, "--epsilons", "50")
+    assert code == 0
+    assert "no privacy" in out
+    cells = (tmp_path / "cells.jsonl").read_text().splitlines()
+    assert len(cells) == 2
+    code, out, _ = command(*asked, "--epsilons", "50,20", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert [one["epsilon"] is None for one in found["measured"]] == [True, False, False]
+    assert all(one["epsilon"] <= level for one, level in zip(found["measured"][1:], (50, 20), strict=True))
+    assert (tmp_path / "cells.jsonl").read_text().splitlines()[:2] == cells  # only the third was trained
+    page = (tmp_path / "frontier.html").read_text()
+    assert "<svg" in page
+    assert "users, trained" in page
+
+
+def test_a_recipe_without_noise_is_refused_with_what_to_do(command: Command, tmp_path: Path) -> None:
+    code, _, said = command("plan", "frontier", "retrieval/embedded", "--set", "privacy={mechanism: none}",
+                            "--out", tmp_path)  # fmt: skip
+    assert code == 2
+    assert "mechanism: gaussian" in said
+    code, _, said = command("plan", "frontier", "convex/digits", "--epsilons", "8,x", "--out", tmp_path)
+    assert code == 2
+    assert "for example 8,2" in said
