@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 from confide import recipe
 from confide.errors import UserError
-from confide.reproduce import demo, pfl_asr
+from confide.reproduce import pfl_asr
 
 Command = Callable[..., tuple[int, str, str]]
 VOICES = "{kind: synthetic, speakers: 4, utterances: 3, sentences: digits, digits: [1, 2]"
@@ -94,32 +93,3 @@ def test_unknown_tables_and_corpora_are_refused(command: Command, tmp_path: Path
     with pytest.raises(UserError, match="audiomnist"):
         pfl_asr.reproduce("table1", tmp_path, "digits", 1, 1)
     assert command("reproduce", "pfl-asr/table2", "--out", tmp_path / "x")[0] == 2
-
-
-# The demo
-
-
-@pytest.mark.usefixtures("no_figures")
-def test_the_demo_makes_its_four_runs_once_and_sums_them_up(
-    small: Path, monkeypatch: pytest.MonkeyPatch, command: Command
-) -> None:
-    real = recipe.load
-    monkeypatch.setattr(demo, "load", lambda name, changes: real(str(small / "base" / name.rsplit("/", 1)[1]), changes))
-    code, out, _ = command("demo", "--out", small / "demo", "--workers", 1)
-    assert code == 0
-    assert out.count("no guarantee") == 2
-    assert "with" in out.splitlines()[-3]
-    code, again, _ = command("demo", "--out", small / "demo", "--workers", 1, "--json")
-    rows = json.loads(again)
-    assert [row["epsilon"] is None for row in rows] == [True, True, False, False]
-    assert rows[2]["epsilon_there"] < 10 <= rows[2]["epsilon"]
-    assert all(Path(row["report"]).exists() for row in rows)
-
-
-def test_extrapolation_stops_at_the_first_doubling_that_is_enough() -> None:
-    people, spent = demo.extrapolate(16, 60, 50)
-    from confide.privacy.planner import Point
-
-    half = people // 2
-    cohort = 16 * half // 60
-    assert spent < 10 <= Point(demo.NOISE * cohort, cohort, half, 50, demo.DELTA).spent("pld")

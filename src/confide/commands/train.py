@@ -47,20 +47,19 @@ def demo(
     workers: Workers = 2,
     as_json: Json = False,
 ) -> None:
-    """Private federated speech recognition in a few minutes, on synthetic voices; needs no data.
+    """Speech recognition that is private as trained, in a few minutes, from nothing.
 
-    A seed model, then the same users without privacy, with global and with per-layer clipping, each tested on unseen
-    speakers, and what the noise would be worth with more users. A stopped demo goes on where it was.
+    Fetches a pretrained encoder, simulates 2,400 people who say digits, and trains a small head on the frozen encoder
+    without privacy and at epsilon 8, 2 and 1. Closes with a table, a picture of what privacy costs, and the command
+    that transcribes a recording of yours. A stopped demo goes on where it was.
     """
-    from dataclasses import asdict
+    from confide.reproduce.demo import demo as show
 
-    from confide.reproduce import demo as showing
-
-    rows = showing.demo(out, workers, quiet=as_json)
+    made = show(out, workers, quiet=as_json)
     if as_json:
-        print_json([{**asdict(row), "report": str(row.report)} for row in rows])
+        print_json({"runs": [row.to_json() for row in made.rows], "page": str(made.page)})
         return
-    print(f"\n{showing.table(rows)}\n\npages: " + ", ".join(str(row.report) for row in rows))
+    print(f"\n{made.text()}")
 
 
 def resume(run: Folder, workers: Workers = 1, as_json: Json = False) -> None:

@@ -1,40 +1,33 @@
-"""`confide demo`: the whole of private federated speech recognition in a few minutes, on voices that it makes itself.
+"""`confide demo`: speech recognition that is private as trained, from nothing, on voices that it makes itself.
 
-A seed recogniser is trained centrally on a few American voices. Sixty users with other accents and voices then adapt it
-three times: without privacy, with noise and one bound for the whole update (global clipping), and with the same noise
-and a bound for each tensor (PFL-ASR's per-layer clipping). Every model is tested on speakers that nobody trained on.
+A pretrained encoder is fetched and frozen. Simulated people who say digits (`speech/corpora/population.py`) train a
+small head on its states: once without privacy, and at epsilon 8, 2 and 1, each tested on other simulated people.
+Every epsilon in the table is the one of the run itself, with so many people, and none is extrapolated.
 
-Sixty users cannot hide in each other: the noise that they can bear buys no epsilon worth the name, and the table says
-so. It also says how many users the same noise would protect well (PFL-ASR's extrapolation): cohort and population grow
-together, noise per coordinate and utility stay, epsilon falls.
+Where the encoder cannot be had, the demo says so and trains the small recogniser of PFL-ASR whole, from a seed. That
+has forty times as many numbers, and its table shows what the noise for an epsilon of 2 then does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from confide.encoders import presets
 from confide.errors import UserError
 from confide.privacy.accountant import shown
-from confide.privacy.planner import Point
-from confide.recipe import load
-from confide.reproduce.grid import train_once
+from confide.recipe import Recipe, load
+from confide.report.shell import document
+from confide.reproduce.frontier import Frontier, Spot, page_parts, spot_of_run
+from confide.reproduce.grid import text_table, train_once
 
-NOISE = 2e-4
-DELTA = 1e-9
-PRIVATE = (
-    "privacy.mechanism=gaussian", f"privacy.noise_scale={NOISE}", "privacy.placement=average", f"privacy.delta={DELTA}",
-)  # fmt: skip
-RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "seed": ("seed model, not adapted", ()),
-    "federated": ("federated, no privacy", ()),
-    "global": ("private, global clipping", PRIVATE),
-    "per-layer": (
-        "private, per-layer clipping",
-        (*PRIVATE, "bounding={rule: per_layer_clip, bound: 0.01, split: dim}"),
-    ),
-}
+ENCODER = "whisper-tiny.en"
+PRIVATE, WHOLE, SEED = "speech/voices/private", "speech/population/private", "speech/population/seed"
+LEVELS: dict[str, float | None] = {"no-privacy": None, "epsilon-8": 8.0, "epsilon-2": 2.0, "epsilon-1": 1.0}
+"""The runs' folders, and the epsilon of each."""
+FEWER = ("task.corpus.people=2400", "sampling.cohort=480", "task.test.people=200")
 
 
 @dataclass(frozen=True)
@@ -45,57 +38,89 @@ class DemoRun:
     wer: float
     cer: float
     epsilon: float | None
-    population: int | None
-    """The smallest population for which the same noise per coordinate gives an epsilon below 10."""
-    epsilon_there: float | None
-    report: Path
+    """As trained; none without noise."""
+    delta: float | None
+    people: int
+    folder: Path
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "folder": str(self.folder)}
 
 
-def demo(out: Path, workers: int, quiet: bool = False) -> list[DemoRun]:
-    """Make the four runs in `out`, each only once, and sum them up."""
-    rows = []
-    for name, (said, changes) in RUNS.items():
-        base = "speech/embedded/seed" if name == "seed" else "speech/embedded/federated"
-        start = () if name == "seed" else (f"task.start={out / 'seed'}",)
-        wanted, place = load(base, [*start, *changes]), out / name
-        if not quiet:
-            print(f"== {said}", flush=True)
-        rows.append(_row(said, train_once(wanted, place, workers, quiet), place))
-    return rows
+@dataclass(frozen=True)
+class Demo:
+    """What the demo made."""
 
+    rows: list[DemoRun]
+    page: Path
+    advice: str
 
-def _row(said: str, summary: dict[str, Any], place: Path) -> DemoRun:
-    metrics = summary["metrics"]
-    privacy: tuple[float | None, int | None, float | None] = (None, None, None)
-    if summary["mechanism"] != "none":
-        privacy = (summary["epsilon"], *extrapolate(summary["cohort"], summary["population"], summary["steps"]))
-    return DemoRun(said, metrics["wer"], metrics["cer"], *privacy, place / "report.html")
-
-
-def extrapolate(cohort: int, population: int, steps: int, target: float = 10.0) -> tuple[int, float]:
-    """Grow cohort and population together, by powers of two, until the noise that was trained with is enough.
-
-    z = s S grows with the cohort at the same noise s on the average.
-    """
-    for power in range(40):
-        size, people = cohort * 2**power, population * 2**power
-        spent = Point(NOISE * size, size, people, steps, DELTA).spent("pld")
-        if spent < target:
-            return people, spent
-    raise UserError(f"no population reaches epsilon {target} with noise {NOISE} on the average")
-
-
-def table(rows: list[DemoRun]) -> str:
-    """The closing table as text."""
-    head = ("", "WER %", "CER %", "epsilon here", "epsilon with so many users")
-    lines = [
-        (
-            row.name, f"{row.wer:.1f}", f"{row.cer:.1f}",
-            "no guarantee" if row.epsilon is None else shown(row.epsilon),
-            "" if row.population is None else f"{shown(row.epsilon_there)} with {row.population:,}",
+    def text(self) -> str:
+        """The closing table and where to go from there."""
+        cells = [
+            {
+                "": row.name, "WER %": f"{row.wer:.1f}", "CER %": f"{row.cer:.1f}",
+                "epsilon as trained": "none" if row.epsilon is None else shown(row.epsilon),
+                "delta": "" if row.epsilon is None else f"{row.delta:g}", "people": f"{row.people:,}",
+            }
+            for row in self.rows
+        ]  # fmt: skip
+        pages = ", ".join(str(row.folder / "report.html") for row in self.rows)
+        return "\n".join(
+            [*text_table(cells, list(cells[0])), "", f"what privacy costs: {self.page}", f"pages: {pages}", self.advice]
         )
-        for row in rows
-    ]  # fmt: skip
-    widths = [max(len(line[i]) for line in (head, *lines)) for i in range(len(head))]
-    padded = ("  ".join(f"{cell:<{w}}" for cell, w in zip(line, widths, strict=True)) for line in (head, *lines))
-    return "\n".join(line.rstrip() for line in padded)
+
+
+def demo(out: Path, workers: int, quiet: bool = False) -> Demo:
+    """Make the runs in `out`, each only once, and sum them up."""
+    runs = _on_encoder() if _get_encoder(quiet) else _whole(out, workers, quiet)
+    rows, spots = [], list[Spot]()
+    for name, wanted in runs:
+        place, level = out / name, LEVELS[name]
+        _say("without privacy" if level is None else f"at epsilon {level:g}", quiet)
+        summary = train_once(wanted, place, workers, quiet)
+        spots.append(spot_of_run("digits", summary))
+        metrics, spent = summary["metrics"], spots[-1].epsilon
+        rows.append(
+            DemoRun(name, metrics["wer"], metrics["cer"], spent, summary["delta"], summary["population"], place)
+        )
+    page = out / "index.html"
+    links = "".join(f'<li><a href="{row.folder.name}/report.html">{row.name}</a></li>' for row in rows)
+    parts = [*page_parts(Frontier(tuple(spots))), f"<h2>Runs</h2><ul>{links}</ul>"]
+    page.write_text(document("What privacy costs", parts), encoding="utf-8")
+    return Demo(rows, page, f"say some digits: confide transcribe {rows[-2].folder} recording.wav")
+
+
+def _say(what: str, quiet: bool) -> None:
+    if not quiet:
+        print(f"== {what}", flush=True)
+
+
+def _get_encoder(quiet: bool) -> bool:
+    """Fetch the encoder, if it is not there; false where it cannot be had."""
+    chosen = presets.preset(ENCODER)
+    if not chosen.installed:
+        _say(f"getting the encoder {chosen.model} ({chosen.megabytes} MB)", quiet)
+    try:
+        presets.install(chosen)
+    except UserError as error:
+        _say(f"the encoder cannot be had: {error}. Training the small recogniser whole, in its place", quiet)
+        return False
+    return True
+
+
+def _on_encoder() -> Iterator[tuple[str, Recipe]]:
+    for name, level in LEVELS.items():
+        yield name, load(PRIVATE, _at(level))
+
+
+def _whole(out: Path, workers: int, quiet: bool) -> Iterator[tuple[str, Recipe]]:
+    """The small recogniser, from a seed that other voices made."""
+    _say("a seed, from voices of other people", quiet)
+    train_once(load(SEED, ["run.steps=600"]), out / "seed", workers, quiet)
+    for name, level in LEVELS.items():
+        yield name, load(WHOLE, [*FEWER, f"task.start={out / 'seed'}", *_at(level)])
+
+
+def _at(level: float | None) -> tuple[str, ...]:
+    return ("privacy={mechanism: none}",) if level is None else (f"privacy.target_epsilon={level}",)
