@@ -21,9 +21,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,cifar,beam,speech,retrieval,deploy,figures,tensorboard,ui]'
 	@touch $@
 
-demo: $(STAMP) ## private federated speech recognition on synthetic voices, from nothing
+demo: $(STAMP) ## speech recognition that is private as trained, over simulated people, from nothing
 	$(BIN)/confide demo --out runs/demo
-	$(BIN)/confide ledger runs/demo/per-layer
+	$(BIN)/confide guarantee runs/demo/epsilon-2
 
 # One thread a process, and a worker without work takes some from another.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
