@@ -62,7 +62,10 @@ DIGESTS = {
     "speech/paper/weak-seed": "8462e5910cce4e2a",
     "speech/population/private": "5219089b06bafea5",
     "speech/population/seed": "9fc6469e6a7806df",
-    "speech/words/private": "7860c6ca7daa5c90",
+    "speech/voices/private": "dca75f6928fa62ed",
+    "speech/voices/seed": "b2bff7c5fe4ac6a0",
+    "speech/words/seed": "aba9ec0783822f94",
+    "speech/words/private": "809265cebf218d3c",
 }
 
 

@@ -29,11 +29,11 @@ def quick(monkeypatch: pytest.MonkeyPatch, tiny_speech_model: Callable[[str], Pa
     source = tiny_speech_model("whisper")
 
     def load(name: str, changes: Sequence[str]) -> Recipe:
-        if name == demo.SEED:
-            seed = ("task.corpus.part=seed", "task.pool=2", "sampling={kind: fixed, cohort: 2}", "final={kind: last}")
-            return recipe.load(name, [*changes, *FEW[:2], *seed, "run.steps=2", "evaluation.every=2", SMALL])
-        kept = [change for change in changes if change not in demo.FEWER]
-        model = f"task.model.encoder.source={source}" if name == demo.PRIVATE else SMALL
+        model = SMALL if name in demo.FEWER else f"task.model.encoder.source={source}"
+        if name in (demo.SEED, demo.START):
+            seed = ("task.corpus.part=seed", "sampling={kind: fixed, cohort: 2}", "final={kind: last}")
+            return recipe.load(name, [*changes, *FEW[:2], *seed, "run.steps=2", "evaluation.every=2", model])
+        kept = [change for change in changes if change not in demo.FEWER.get(name, ())]
         return recipe.load(name, [*kept, *FEW, model])
 
     monkeypatch.setattr(demo, "load", load)
@@ -51,7 +51,7 @@ def test_the_demo_ends_with_error_and_epsilon_as_trained_and_makes_every_run_onc
     page = (tmp_path / "demo" / "index.html").read_text()
     assert "30 users, trained" in page
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "demo").rglob("model.safetensors")}
-    assert len(before) == 4
+    assert len(before) == 5  # the start too
     code, again, _ = command("demo", "--out", tmp_path / "demo", "--workers", 1, "--json")
     rows = json.loads(again)["runs"]
     assert [row["epsilon"] is None for row in rows] == [True, False, False, False]
@@ -81,6 +81,6 @@ def test_without_the_encoder_the_demo_says_so_and_trains_the_small_model(
 
 def test_the_demos_recipes_are_what_its_help_says() -> None:
     found = recipe.load(demo.PRIVATE)
-    assert found.model_dump()["task"]["corpus"]["people"] == 2400
+    assert found.model_dump()["task"]["corpus"]["people"] == 5000
     assert found.privacy.delta is not None
-    assert found.privacy.delta < 1 / 2400
+    assert found.privacy.delta < 1 / 5000

@@ -26,6 +26,7 @@ from confide.speech.corpus import read_audio
 from confide.speech.network import Pretrained
 from confide.speech.settings import SpeechSettings
 from confide.speech.task import Speech
+from confide.speech.tokens import BOUNDARY
 
 pytestmark = pytest.mark.usefixtures("no_figures_here")
 
@@ -287,3 +288,15 @@ def test_parts_can_begin_with_a_head_that_was_trained_on_kept_states(
     assert all(torch.equal(begun[name], head[name]) for name in head)
     assert begun.keys() == task.initial_parameters().keys()
     assert task.begins_elsewhere
+
+
+def test_without_edges_a_target_has_no_boundary_at_its_ends(
+    place: Path, tiny_speech_model: Callable[[str], Path]
+) -> None:
+    source = tiny_speech_model("whisper")
+    framed, bare = (speech(place, source, edges=edges).store for edges in (True, False))
+    for user in range(len(framed.speakers)):
+        for whole, inner in zip(framed.targets(user, [0, 1]), bare.targets(user, [0, 1]), strict=True):
+            assert whole[0] == whole[-1] == BOUNDARY
+            assert inner.tolist() == whole[1:-1].tolist()
+            assert len(inner) > 0

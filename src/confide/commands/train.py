@@ -43,13 +43,13 @@ def train(
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the four runs go.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option(help="Where the runs go.")] = Path("runs/demo"),
     workers: Workers = 2,
     as_json: Json = False,
 ) -> None:
     """Speech recognition that is private as trained, in a few minutes, from nothing.
 
-    Fetches a pretrained encoder, simulates 2,400 people who say digits, and trains a small head on the frozen encoder
+    Fetches a pretrained encoder, simulates 5,000 people who say digits, and trains a small head on the frozen encoder
     without privacy and at epsilon 8, 2 and 1. Closes with a table, a picture of what privacy costs, and the command
     that transcribes a recording of yours. A stopped demo goes on where it was.
     """

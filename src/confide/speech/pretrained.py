@@ -63,6 +63,11 @@ class PretrainedSettings(Section):
     hidden: Annotated[int, Field(ge=1)] | None = Field(None, description="units of a layer between states and head")
     before: float = Field(0.25, ge=0, le=5, description="seconds of silence put before an utterance")
     after: float = Field(0.5, ge=0, le=5, description="seconds of silence put after it")
+    edges: bool = Field(
+        True, exclude_if=lambda value: value,
+        description="whether a target begins and ends with a word boundary, as PFL-ASR's do; where users say single "
+        "words under noise, these two labels take up much of a bounded update",
+    )  # fmt: skip
 
     @property
     def depth(self) -> int | None:
@@ -103,6 +108,10 @@ class KeptStates:
         return (
             f"states {self.encoder.identity} {'all' if self.settings.depth is None else self.settings.depth} {silence}"
         )
+
+    @property
+    def edges(self) -> bool:
+        return self.settings.edges
 
     @property
     def width(self) -> int:

@@ -76,6 +76,11 @@ class FrontEnd(Protocol):
         """Seconds of audio to give it at once; 0 for one utterance at a time."""
         ...
 
+    @property
+    def edges(self) -> bool:
+        """Whether a target begins and ends with a word boundary, as in PFL-ASR."""
+        ...
+
     def check(self, samples: np.ndarray) -> None:
         """Raise `Undecodable` for an utterance (n,) that it cannot take."""
         ...
@@ -92,6 +97,7 @@ class LogMel:
     settings: FeatureSettings
     stride: int = _STRIDE
     together: float = 0.0
+    edges: bool = True
 
     @property
     def key(self) -> str:
@@ -167,9 +173,10 @@ class FeatureStore:
 
     def targets(self, user: int, indices: Sequence[int] | np.ndarray) -> list[NDArray[np.int64]]:
         """Token numbers of the chosen utterances."""
-        speaker = self._index[user]
+        speaker, edge = self._index[user], 0 if self.front.edges else 1
         ends = np.cumsum(speaker.lengths)
-        return [speaker.tokens[ends[i] - speaker.lengths[i] : ends[i]].astype(np.int64) for i in indices]
+        starts = ends - speaker.lengths
+        return [speaker.tokens[starts[i] + edge : ends[i] - edge].astype(np.int64) for i in indices]
 
     def features(self, user: int, indices: Sequence[int] | np.ndarray) -> list[NDArray[np.float32]]:
         """Features (frames, mels) of the chosen utterances, read from the speaker's file."""
