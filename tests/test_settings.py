@@ -62,7 +62,7 @@ DIGESTS = {
     "speech/paper/weak-seed": "8462e5910cce4e2a",
     "speech/population/private": "5219089b06bafea5",
     "speech/population/seed": "9fc6469e6a7806df",
-    "speech/voices/private": "dca75f6928fa62ed",
+    "speech/voices/private": "c82892a589eb0cf1",
     "speech/voices/seed": "b2bff7c5fe4ac6a0",
     "speech/words/seed": "aba9ec0783822f94",
     "speech/words/private": "809265cebf218d3c",

@@ -16,6 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -144,9 +145,13 @@ def measure_frontier(
 
 
 def write_frontier(frontier: Frontier, out: Path) -> Path:
-    """Write rows.csv, frontier.json and frontier.html into a folder; the page's path."""
+    """Write rows.csv, frontier.json, frontier.html and, where matplotlib is, frontier.png; the page's path."""
     write_rows(out, [{**asdict(spot), "value": spot.value} for spot in frontier.spots])
     write_atomically(out / "frontier.json", (json.dumps(frontier.to_json(), indent=2) + "\n").encode())
+    if find_spec("matplotlib") is not None:
+        from confide.report.figures.frontier import draw_frontier
+
+        draw_frontier(out / "frontier.png", chart(frontier))
     page = out / "frontier.html"
     write_atomically(page, document("What privacy costs", [*page_parts(frontier)]).encode())
     return page
