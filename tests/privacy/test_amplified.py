@@ -186,6 +186,23 @@ def test_every_user_of_the_group_is_drawn_by_a_coin_of_its_own_and_nobody_else()
     assert together / cycles == pytest.approx(0.25, abs=5 * math.sqrt(0.1875 / cycles)), "two coins, not one"
 
 
+@pytest.mark.parametrize(("population", "cohort", "bands"), [(120, 15, 4), (1000, 50, 6), (300, 10, 1)])
+def test_a_plan_makes_as_many_groups_as_bands_and_tosses_a_coin_below_one(
+    population: int, cohort: int, bands: int
+) -> None:
+    plan = plan_of(population, cohort, 40, bands=bands)
+    assert plan.event.separation == bands
+    assert plan.event.turn_rate == pytest.approx(bands * cohort / population)
+    sizes = []
+    for step in range(300):
+        users, own = plan.cohort(step), f.group_of(population, bands, 0, step)
+        assert set(users.tolist()) <= set(own.tolist())
+        sizes.append(len(users))
+    p = bands * cohort / population
+    assert len(set(sizes)) > 5, "a coin, not the whole group"
+    assert np.mean(sizes) == pytest.approx(cohort, abs=5 * math.sqrt(cohort * (1 - p) / 300))
+
+
 def test_attempts_and_system_cohorts_have_coins_of_their_own() -> None:
     seeded = [draw_cohort("cyclic_poisson", 50, 1000, 0, 7, attempt, 5).tolist() for attempt in (0, 1, 0)]
     assert seeded[0] == seeded[2] != seeded[1]

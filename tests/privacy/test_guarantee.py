@@ -143,7 +143,8 @@ def test_distributed_trust_states_every_adversary_without_amplification() -> Non
     assert found.against("server") == seen.epsilon
     assert found.releases_of_a_user == seen.releases
     numbers = [each.epsilon for each in found.adversaries if each.who == "server and clients"]
-    assert len(numbers) == 4
+    for who in ("clients", "server and clients"):
+        assert [each.colluding for each in found.adversaries if each.who == who] == [1, 2, 5, 10]
     assert None not in numbers
     assert sorted(numbers) == numbers  # type: ignore[type-var]
     assert found.epsilon is not None

@@ -281,6 +281,13 @@ def test_what_cannot_be_released_is_refused(overrides: list[str], problem: str) 
         digits(ALL, *overrides)
 
 
+def test_noise_that_is_not_given_is_a_twentieth_of_the_cohort_or_leaves_four_fifths_of_the_budget() -> None:
+    weak = make_loop(digits("privacy.metrics={bounded: true}", "privacy.noise_multiplier=1")).plan
+    assert weak.event.count_noise == pytest.approx(weak.cohort_size / 20)
+    strong = make_loop(digits(ALL, "privacy.noise_multiplier=20")).plan.event
+    assert 4 / (2 * strong.count_noise) ** 2 == pytest.approx(20**-2 / 5)
+
+
 def test_figures_that_leave_nothing_for_the_update_are_refused() -> None:
     with pytest.raises(UserError, match=r"4 counters with noise 1 spend more .* privacy\.metrics\.noise above 1\.5"):
         make_loop(digits("privacy.metrics={loss: 5, norm: 60, bounded: true, accuracy: true, noise: 1}"))

@@ -109,6 +109,47 @@ def test_less_noise_than_the_curve_says_is_found(independent: bool, mu: float) -
         assert found[0].epsilon > curve[0][0]
 
 
+def test_a_bound_below_the_claim_proves_nothing() -> None:
+    """Too little noise can stay below the claim: few canaries cannot tell it."""
+    assert get_epsilon_gaussian(1 / 1.3, DELTAS[0]) > gaussian_curve(1.0)[0][0], "the claim is false"
+    for seed in range(5):
+        found = one_run.audit_guesses(*gaussian_scores(1.3, 100, seed), gaussian_curve(1.0), 0.05, True)
+        assert found[0].epsilon < gaussian_curve(1.0)[0][0]
+
+
+@pytest.mark.parametrize(
+    ("independent", "ways"), [(False, {"pure", "curve"}), (True, {"pure", "curve", "independent"})]
+)
+def test_the_best_bound_is_taken_and_all_together_err_as_seldom_as_one(
+    independent: bool, ways: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = list[float]()
+    for name in ("lower_bound", "curve_bound", "independent_bound"):
+        bound = getattr(one_run, name)
+
+        def watched(*given: object, bound: Callable[..., float] = bound) -> float:
+            errors.append(float(given[-1]))  # type: ignore[arg-type]
+            return bound(*given)
+
+        monkeypatch.setattr(one_run, name, watched)
+    found = one_run.audit_guesses(*gaussian_scores(2.0, 100, 0), gaussian_curve(1.0), 0.05, independent)
+    assert len(errors) == len(found)
+    assert sum(errors) == pytest.approx(0.05)
+    assert {finding.method for finding in found} == ways
+    assert found[0].epsilon == max(finding.epsilon for finding in found)
+
+
+def test_guesses_do_not_depend_on_the_coins() -> None:
+    """With every coin turned over, what was right is wrong: the threshold was fixed before."""
+    score, included = gaussian_scores(1.0, 100, 0)
+    curve = gaussian_curve(1.0)
+    one, other = (
+        {(each.method, each.guesses): each.right for each in one_run.audit_guesses(score, coins, curve, 0.05, True)}
+        for coins in (included, ~included)
+    )
+    assert all(one[way] + other[way] == way[1] for way in one)
+
+
 def test_the_reported_epsilon_is_below_the_true_one_also_when_the_claim_is_wrong() -> None:
     true = get_epsilon_gaussian(1 / 2.0, 1e-5)
     for seed in range(10):

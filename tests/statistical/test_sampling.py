@@ -136,6 +136,12 @@ def test_poisson_steps_are_independent_of_one_another(poisson: Taken) -> None:
     assert not steps_are_independent(lingering)
 
 
+def test_poisson_cohorts_have_no_largest_size() -> None:
+    """Even everybody can be drawn: one cohort in 64 here."""
+    sizes = [len(draw_cohort("poisson", 3, 6, 0, step)) for step in range(2000)]
+    assert 2000 / 64 - 28 < sizes.count(6) < 2000 / 64 + 28
+
+
 def test_poisson_cohorts_may_be_empty() -> None:
     sizes = [len(draw_cohort("poisson", 1, 50, 0, step)) for step in range(2000)]
     assert sizes.count(0) / 2000 == pytest.approx(0.98**50, abs=0.05)
