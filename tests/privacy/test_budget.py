@@ -23,6 +23,7 @@ from confide.privacy.events import Event
 from confide.privacy.renyi_filter import ORDERS, RenyiFilter
 from confide.recipe import load
 from confide.runs import folder
+from confide.runs.simulation import simulate
 
 
 def gaussian(z: float, users: int = 12) -> Event:
@@ -195,6 +196,13 @@ def test_runs_charge_step_by_step_and_the_last_stops_with_its_model(
         folder.train(other, tmp_path / "other", quiet=True)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="confide budget --init"):
         folder.train(load(tiny, ["privacy.budget=nowhere.jsonl"]), tmp_path / "nowhere", quiet=True)
+
+
+def test_a_simulation_in_memory_charges_nothing(tiny: str, tmp_path: Path) -> None:
+    people = make(tmp_path)
+    loop, _ = simulate(recipe_with(people, tiny=tiny))  # type: ignore[arg-type]
+    assert loop.ledger.count == 6
+    assert Budget.read(people.path).charges == people.charges == []
 
 
 @pytest.mark.parametrize("source", ["seeded", "system"])

@@ -237,6 +237,14 @@ def test_without_a_key_not_even_the_last_hash_is_published(copy: Path, tmp_path:
     assert_nothing_leaks(copy, tmp_path / "out", book.head.encode())
 
 
+@pytest.mark.parametrize("asked", ["guarantee", "ledger", "evaluate"])
+def test_a_published_folder_is_read(asked: str, command: Command, run: Path, tmp_path: Path) -> None:
+    publish.publish(run, tmp_path / "out")
+    code, said, problem = command(asked, tmp_path / "out", "--json")
+    assert code == 0, problem
+    assert json.loads(said)
+
+
 def test_a_published_folder_is_not_gone_on_with(run: Path, tmp_path: Path) -> None:
     publish.publish(run, tmp_path / "out")
     before = sorted(path.name for path in (tmp_path / "out").iterdir())

@@ -54,6 +54,7 @@ def test_every_output_says_what_the_statement_says(run: Path, command: Command) 
     for each in found.adversaries:
         assert each.said in page
         assert shown(each.epsilon) in page
+    assert any("seed" in what for what in found.not_covered), "the page has to say it"
     for what in (*found.public, *found.not_covered, found.unit.name):
         assert what.replace("'", "&#x27;") in page
     assert "id=guarantee>" in page
