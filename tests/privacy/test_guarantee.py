@@ -61,6 +61,7 @@ def test_the_profile_falls_and_every_point_is_the_accountants_bound(event: Event
     book = book_of(event)
     points = statement(book).profile
     assert len(points) >= 11
+    assert (points[0].delta, points[-1].delta) == (1e-9, 0.3)
     assert any(point.delta == DELTA for point in points)
     assert [p.delta for p in points] == sorted(p.delta for p in points)
     assert all(a.epsilon >= b.epsilon for a, b in pairwise(points))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from confide.errors import UserError
 from confide.federated.bounding import Bounding, bounder
 from confide.federated.parameters import Layout
 from confide.privacy import one_run
+from confide.privacy.budget import Budget
 from confide.runs.audit import audit, measure_power
 from confide.runs.broken import BREAKS, Break
 from confide.runs.canaries import Canaries
@@ -248,6 +250,12 @@ def test_noise_is_held_against_the_cohorts_where_the_claim_needs_these_secret(
 def test_an_audit_through_worker_processes_finds_what_one_process_finds() -> None:
     """Bit for bit: canaries are planted alike everywhere, and parts are added in one order."""
     assert audit(wanted("run.steps=10"), workers=2) == audit(wanted("run.steps=10"))
+
+
+def test_an_audit_charges_no_budget(tmp_path: Path) -> None:
+    people = Budget.create(tmp_path / "people.jsonl", 8.0, 1e-5, "sixty writers")
+    audit(wanted("run.steps=10", f"privacy.budget={people.path}"), alone=True)
+    assert Budget.read(people.path).charges == []
 
 
 def test_canaries_alone_find_what_they_find_among_users() -> None:
