@@ -123,6 +123,11 @@ def test_weights_that_follow_from_data_are_refused_with_every_guarantee_unless_t
     assert load("convex/digits", ["users={weights: examples, public: true}", *noise]).users.public
 
 
+@pytest.mark.parametrize("weights", ["uniform", [1.0] * 200 + [2.0] * 87])
+def test_equal_weights_and_a_list_of_them_may_have_a_guarantee(weights: object) -> None:
+    assert load("convex/digits", [f"users.weights={weights}"]).privacy.mechanism == "gaussian"
+
+
 def test_weights_that_follow_from_data_are_free_where_nothing_is_promised() -> None:
     plain = ["bounding.rule=none", "privacy={mechanism: none}"]
     partial = ["privacy={mechanism: partial, tensors: [weight], noise_multiplier: 1}"]

@@ -533,3 +533,11 @@ def test_a_run_does_not_go_on_over_another_population(tmp_path: Path, monkeypatc
             folder.resume(tmp_path / "run", quiet=True)
     assert folder.resume(tmp_path / "run", quiet=True)["population"] == 287
     assert wanted.sampling.cohort < 100
+
+
+def test_a_line_holds_the_noise_and_the_counters_of_its_release(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    released = Event("poisson", 0.1, 10, 100, 1.5, 1.0, counters=3, count_noise=20.0)
+    Ledger.create(path, {"recipe": "r"}).record(0, released, "here")
+    (event,) = [json.loads(line)["event"] for line in path.read_text().splitlines()[1:]]
+    assert (event["noise_multiplier"], event["counters"], event["count_noise"]) == (1.5, 3, 20.0)
