@@ -26,6 +26,10 @@ CHANGES: dict[str, Callable[[Patch], None]] = {
     "oneDNN switched off": lambda patch: patch.setattr("torch.backends.mkldnn.enabled", False),
     "ATEN_CPU_CAPABILITY": lambda patch: patch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "DEFAULT"),
     "MKL's reproducible mode": lambda patch: patch.setenv("MKL_CBWR", "COMPATIBLE"),
+    "another torch": lambda patch: patch.setattr("torch.__version__", "0.1"),
+    "another confide": lambda patch: patch.setattr(module, "__version__", "0.1"),
+    "other code of the same version": lambda patch: patch.setattr(module, "_code", lambda: "other"),
+    "another kind of machine": lambda patch: patch.setattr("platform.machine", lambda: "other"),
     "another numpy": lambda patch: patch.setattr("numpy.__version__", "0.1"),
 }
 
@@ -37,6 +41,18 @@ def test_what_decides_the_bits_changes_the_key(change: Callable[[Patch], None], 
     change(monkeypatch)
     assert environment() != before[0]
     assert software() != before[1]
+
+
+def test_the_digest_of_the_code_follows_every_file_of_the_package(monkeypatch: Patch, tmp_path: Path) -> None:
+    """A changed line anywhere in it may change the bits of a step."""
+    for name in ("engines/environment.py", "federated/local.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("first = 1\n")
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "engines" / "environment.py"))
+    before = module._code.__wrapped__()
+    assert module._code.__wrapped__() == before
+    (tmp_path / "federated" / "local.py").write_text("first = 2\n")
+    assert module._code.__wrapped__() != before
 
 
 def test_another_processor_changes_the_key_but_ranks_may_differ_in_it(monkeypatch: Patch, tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from confide import recipe
-from confide.errors import UserError
+from confide.errors import Stopped, UserError
 from confide.federated.custom import PythonTaskSettings
 from confide.runs import folder
 
@@ -135,3 +137,35 @@ def test_a_task_that_brings_its_own_start_is_not_covered_by_the_guarantee(
     summary = folder.train(wanted, tmp_path / "run", quiet=True)
     assert summary["begins_elsewhere"] is elsewhere
     assert ("what the starting model was trained on" in summary["guarantee"]) is elsewhere
+
+
+FINGERPRINTED = """
+from pathlib import Path
+from confide.files import digest
+from outsider_task import Outsider
+
+class Noted(Outsider):
+    fingerprint = property(lambda self: {"the users' data": digest([Path("held.txt").read_text()])})
+"""
+
+
+@pytest.mark.parametrize(("module", "told"), [("noted_task:Noted", True), ("outsider_task:Outsider", False)])
+def test_a_task_of_your_own_is_refused_over_changed_data_if_it_has_a_fingerprint(
+    module: str, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_figures: None,
+    signal_after: Callable[..., AbstractContextManager[None]],
+) -> None:  # fmt: skip
+    (tmp_path / "outsider_task.py").write_text(OUTSIDER)
+    (tmp_path / "noted_task.py").write_text(FINGERPRINTED)
+    (tmp_path / "held.txt").write_text("what the users hold")
+    monkeypatch.chdir(tmp_path)
+    sets = [f"task={{kind: python, factory: '{module}', options: {{start: 3}}}}", "sampling.cohort=2", "run.steps=6"]
+    with signal_after(1), pytest.raises(Stopped):
+        folder.train(
+            recipe.load("convex/digits", [*sets, "local={epochs: 1, learning_rate: 0.1}"]), tmp_path / "run", quiet=True
+        )
+    (tmp_path / "held.txt").write_text("something else")
+    if told:
+        with pytest.raises(UserError, match="the users' data changed since the run began"):
+            folder.resume(tmp_path / "run", quiet=True)
+    else:
+        assert folder.resume(tmp_path / "run", quiet=True)["steps"] == 6

@@ -6,6 +6,8 @@ import math
 from typing import Any, NamedTuple
 
 import dp_accounting
+import mpmath as mp  # type: ignore[import-untyped]
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -293,6 +295,58 @@ def test_fixed_size_costs_more_than_poisson_at_the_same_rate_and_noise() -> None
 def test_fixed_size_without_amplification_is_a_gaussian_of_half_the_noise() -> None:
     whole = epsilon([event("fixed", 1000, 1000, 8.0)] * 10, 1e-5, "rdp")
     assert whole == pytest.approx(epsilon([everyone(4.0)] * 10, 1e-5, "rdp"), rel=1e-9)
+
+
+def without_replacement(sigma: float, rate: float, steps: int, delta: float) -> float:
+    """Wang, Balle and Kasiviswanathan 2019, Theorem 27, for whole orders, and Canonne et al. 2020, Proposition 12.
+
+    Written from the paper in exact arithmetic; `sigma` is the noise in units of what one replaced user moves.
+    """
+    mp.mp.dps = 100
+
+    def moment(j: int) -> Any:  # exp((j - 1) epsilon(j)) of the Gaussian
+        return mp.e ** (mp.mpf(j * (j - 1)) / (2 * mp.mpf(sigma) ** 2))
+
+    def difference(order: int) -> Any:
+        return sum((-1) ** (order - i) * mp.binomial(order, i) * moment(i) for i in range(order + 1))
+
+    def term(j: int) -> Any:
+        if j == 2:
+            return min(4 * (moment(2) - 1), 2 * moment(2))
+        return min(4 * mp.sqrt(difference(2 * (j // 2)) * difference(2 * ((j + 1) // 2))), 2 * moment(j))
+
+    found, terms = math.inf, [term(j) for j in range(2, 49)]
+    for alpha in range(2, 49):
+        whole = 1 + sum(mp.mpf(rate) ** j * mp.binomial(alpha, j) * terms[j - 2] for j in range(2, alpha + 1))
+        renyi = steps * mp.log(whole) / (alpha - 1)
+        found = min(found, float(renyi + mp.log(1 - mp.mpf(1) / alpha) - mp.log(delta * alpha) / (alpha - 1)))
+    return found
+
+
+@pytest.mark.parametrize(("z", "cohort", "steps"), [(3.0, 20, 100), (8.0, 300, 200), (2.0, 10, 10)])
+def test_a_fixed_cohort_costs_sampled_gaussians_of_half_the_noise(z: float, cohort: int, steps: int) -> None:
+    ours = epsilon([event("fixed", cohort, 1000, z)] * steps, 1e-5, "rdp")
+    theirs = without_replacement(z / 2, cohort / 1000, steps, 1e-5)
+    assert ours == pytest.approx(theirs, rel=0.02), "a few more orders are all that may differ"
+    assert ours <= theirs * (1 + 1e-9)
+    assert without_replacement(z, cohort / 1000, steps, 1e-5) < 0.7 * ours
+
+
+@pytest.mark.parametrize(("z", "rate", "steps"), [(3.0, 0.02, 100), (4.0, 0.1, 50), (8.0, 0.3, 200), (1.0, 0.9, 1)])
+def test_a_fixed_cohort_is_never_charged_less_than_two_data_sets_that_are_there(
+    z: float, rate: float, steps: int
+) -> None:
+    """Nobody else sends anything and one user sends C or -C; putting outcomes into bins can only lower epsilon."""
+    edges = np.linspace(-1 - 8 * z, 1 + 8 * z, 2001)
+    masses = [
+        np.diff((1 - rate) * stats.norm.cdf(edges, 0, z) + rate * stats.norm.cdf(edges, moved, z)) for moved in (1, -1)
+    ]
+    upper, lower = (dict(enumerate(np.log(np.maximum(mass, 1e-300)).tolist())) for mass in masses)
+    true = dp_accounting.pld.privacy_loss_distribution.from_two_probability_mass_functions(
+        lower, upper, pessimistic_estimate=False, value_discretization_interval=1e-3
+    )
+    least = true.self_compose(steps).get_epsilon_for_delta(1e-5)
+    assert 0 < least < epsilon([event("fixed", round(1000 * rate), 1000, z)] * steps, 1e-5, "rdp")
 
 
 def test_fixed_size_gains_from_sampling() -> None:

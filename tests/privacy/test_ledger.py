@@ -339,7 +339,7 @@ def lines_of(run: Path) -> list[bytes]:
     return (run / ledger.FILE).read_bytes().splitlines(keepends=True)
 
 
-def killed_at(step: int, before_noise: bool, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def killed_at(step: int, before_noise: bool, place: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> None:
     """Train in `place` and crash in the middle of a step, just before or just after its noise is drawn."""
     draw = Release.add_noise
 
@@ -352,7 +352,7 @@ def killed_at(step: int, before_noise: bool, place: Path, monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.setattr(Release, "add_noise", release)
         with pytest.raises(Killed):
-            folder.train(digits(), place, quiet=True)
+            folder.train(digits(*overrides), place, quiet=True)
 
 
 def test_a_finished_run_is_accounted_for_by_its_ledger_alone(run: Path) -> None:
@@ -460,6 +460,21 @@ def test_going_on_elsewhere_writes_new_lines_draws_new_noise_and_costs_more(
     assert summary["epsilon"] == folder.check_ledger(tmp_path / "run")["epsilon"] > once
     assert summary["releases"] == 6
     assert (tmp_path / "run" / folder.MODEL).read_bytes() != (finished / folder.MODEL).read_bytes()
+
+
+def test_a_run_from_before_the_key_said_what_made_a_step_pays_for_steps_after_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lines have a key that no machine has any more; what the checkpoint holds is not made again."""
+    with monkeypatch.context() as older:
+        older.setattr("confide.build.environment", lambda: "the key of then")
+        killed_at(2, False, tmp_path / "run", older, "run.checkpoint_every=1")
+    assert checkpoint.load(tmp_path / "run").state.step == 2
+    summary = folder.resume(tmp_path / "run", quiet=True)
+    book = Ledger.read(tmp_path / "run" / ledger.FILE)
+    assert [(e.step, e.attempt) for e in book.entries] == [(0, 0), (1, 0), (2, 0), (2, 1)]
+    assert [e.environment == "the key of then" for e in book.entries] == [True, True, True, False]
+    assert summary["releases"] == 4
 
 
 def test_a_torn_line_is_dropped_when_the_run_goes_on(

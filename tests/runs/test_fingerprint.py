@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from confide.build import make_loop, make_task
 from confide.errors import Stopped, UserError
 from confide.files import digest, seal
 from confide.privacy.ledger import Ledger
-from confide.recipe import Recipe, load
+from confide.recipe import Recipe, TaskSettings, load
 from confide.report.page import write_report
 from confide.runs import fingerprint, folder
 
@@ -49,6 +50,38 @@ def test_every_task_names_the_users_data(name: str) -> None:
     assert "the users' data" in first
     if name.startswith("convex"):  # who holds what depends on the seed
         assert make_task(recipe.task, 1).fingerprint != first
+
+
+def one_number(task: Any) -> None:
+    """Change one number of one user's data."""
+    if hasattr(task, "centres"):
+        task.centres[3, 0] += 1e-9
+    else:
+        features = task.data.train_features.clone()
+        features[task.held[5, 0], 7] += 1e-3
+        task.data = replace(task.data, train_features=features)
+
+
+@pytest.mark.parametrize("name", ["convex/digits", "convex/quadratics"])
+def test_one_changed_number_of_one_user_changes_the_digest(name: str) -> None:
+    """For retrieval and speech a resume over changed texts and recordings is tried."""
+    same, other = (make_task(load(name).task, 0) for _ in range(2))
+    one_number(other)
+    assert same.fingerprint != other.fingerprint
+
+
+def test_workloads_without_a_digest_have_no_data_but_what_recipe_and_code_make() -> None:
+    kinds = {each.model_fields["kind"].default: each for each in get_args(get_args(TaskSettings)[0])}
+    made = {"bench/mlp", "bench/speech", "bench/vector"}
+    assert set(kinds) - made == {"convex/logistic", "convex/quadratics", "speech", "retrieval", "python"}
+    draw = np.random.default_rng(0)
+    for kind in sorted(made):
+        small = {"parameters": 10, "tensors": 2} if kind == "bench/vector" else {}
+        one, other = (kinds[kind].model_validate({"users": 3, **small}).make(seed) for seed in (0, 1))
+        assert one.fingerprint == {}
+        for user in range(3):
+            for first, second in zip(one.batch(user, None, draw), other.batch(user, None, draw), strict=True):
+                assert torch.equal(first, second), "not even the seed decides them"
 
 
 @pytest.fixture

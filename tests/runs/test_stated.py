@@ -13,6 +13,8 @@ import pytest
 from confide import recipe
 from confide.privacy.accountant import shown
 from confide.privacy.guarantee import Statement
+from confide.privacy.ledger import Ledger
+from confide.privacy.wording import NOT_FOR_RELEASE
 from confide.report.page import write_report
 from confide.runs import folder
 from confide.runs.stated import differences, stated
@@ -59,6 +61,22 @@ def test_every_output_says_what_the_statement_says(run: Path, command: Command) 
         assert what.replace("'", "&#x27;") in page
     assert "id=guarantee>" in page
     assert "the privacy profile" in page
+
+
+@pytest.mark.parametrize("source", ["seeded", "system"])
+def test_the_ledger_the_summary_and_the_page_mark_seeded_noise_as_not_for_release(
+    source: str, tmp_path: Path, command: Command
+) -> None:
+    wanted = recipe.load("convex/digits", ["run.steps=1", "evaluation.last=1", f"privacy.source={source}"])
+    summary = folder.train(wanted, tmp_path / "run", quiet=True, page=write_report)
+    header = Ledger.read(tmp_path / "run" / "ledger.jsonl").header
+    assert header["for_release"] is summary["for_release"] is (source == "system")
+    assert header["noise_source"] == summary["noise_source"] == source
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert page.count(f"<b>{NOT_FOR_RELEASE}</b>") == (source == "seeded")
+    for name in ("guarantee", "ledger"):
+        said = " ".join(command(name, tmp_path / "run")[1].split())
+        assert (NOT_FOR_RELEASE in said) == (source == "seeded")
 
 
 def test_the_command_prints_text_json_and_its_schema(run: Path, command: Command) -> None:

@@ -454,6 +454,33 @@ def test_a_resume_over_other_audio_of_the_same_length_is_refused(
     assert folder.resume(tmp_path / "run", quiet=True)["steps"] == 3
 
 
+def test_a_run_from_before_audio_was_digested_is_checked_by_who_said_what_for_how_long(
+    place: Path, tmp_path: Path, signal_after: Callable[..., AbstractContextManager[None]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    sound, made = np.random.default_rng(1).uniform(-0.1, 0.1, (4, RATE)), vars(Speech)["fingerprint"].func
+    for number, samples in enumerate(sound):
+        path = tmp_path / "said" / f"speaker{number}" / "a.wav"
+        path.parent.mkdir(parents=True)
+        soundfile.write(path, samples, RATE)
+        path.with_suffix(".txt").write_text("one")
+    wanted = parse(document(place, corpus={"kind": "folder", "folder": str(tmp_path / "said")}))
+    with monkeypatch.context() as older:
+        plain = property(lambda self: {name: value for name, value in made(self).items() if "audio" not in name})
+        older.setattr(Speech, "fingerprint", plain)
+        with signal_after(1), pytest.raises(Stopped):
+            folder.train(wanted, tmp_path / "run", quiet=True)
+    path.with_suffix(".txt").write_text("two")
+    with pytest.raises(UserError, match="the users' data changed since the run began"):
+        folder.resume(tmp_path / "run", quiet=True)
+    path.with_suffix(".txt").write_text("one")
+    soundfile.write(path, sound[-1][: RATE // 2], RATE)
+    with pytest.raises(UserError, match="the users' data changed since the run began"):
+        folder.resume(tmp_path / "run", quiet=True)
+    soundfile.write(path, np.flip(sound[-1]), RATE)
+    assert folder.resume(tmp_path / "run", quiet=True)["steps"] == 3, "what such a run cannot tell"
+
+
 def test_a_corpus_without_a_usable_speaker_is_refused(place: Path, tmp_path: Path) -> None:
     (tmp_path / "mute").mkdir()
     soundfile.write(tmp_path / "mute" / "a.wav", np.zeros(RATE // 10), RATE)
