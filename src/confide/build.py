@@ -78,6 +78,11 @@ def make_loop(
     parameters = task.initial_parameters()
     layout, like = Layout.of(parameters), flatten(parameters)
     del parameters  # an engine may be made for hours, while clients come
+    if recipe.bounding.balance and not task.scalings:
+        raise UserError(
+            f"bounding.balance: nothing in the model of the task {task.name} can be scaled without changing what it "
+            "computes; leave it out"
+        )
     weights = user_weights(recipe.users, task)
     bounds = bounds_for(recipe.bounding, layout)
     bounds.check(len(weights))

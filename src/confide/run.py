@@ -24,6 +24,7 @@ from confide.federated.measures import Measures
 from confide.federated.parameters import Layout, flatten
 from confide.federated.probe import Probe, Signal
 from confide.federated.state import State
+from confide.federated.symmetry import balanced
 from confide.federated.task import Task
 from confide.privacy.accountant import epsilon
 from confide.privacy.events import Event
@@ -67,7 +68,8 @@ class Loop:
     total: Tensor  # (parameters,) the cohort's sum, and then the pseudo-gradient, made once
 
     def start(self) -> State:
-        parameters = flatten(self.task.starting_parameters())
+        start = self.task.starting_parameters()
+        parameters = flatten(balanced(start, self.task.scalings) if self.recipe.bounding.balance else start)
         state = State(0, parameters, self.central.start(parameters))
         state.noise = self.plan.mechanism.start_memory(parameters)
         self.bounds.start(state, len(self.plan.weights))

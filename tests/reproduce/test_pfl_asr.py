@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from confide import recipe
 from confide.errors import UserError
-from confide.reproduce import pfl_asr
+from confide.reproduce import pfl_asr, speech_claims, speech_tables
 
 Command = Callable[..., tuple[int, str, str]]
 VOICES = "{kind: synthetic, speakers: 4, utterances: 3, sentences: digits, digits: [1, 2]"
@@ -44,33 +45,90 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("base", pfl_asr.BASES.values())
-@pytest.mark.parametrize("name", pfl_asr.TABLES)
+@pytest.mark.parametrize("name", speech_tables.TABLES)
 def test_every_cell_of_every_table_is_a_sound_recipe_of_its_own(name: str, base: str) -> None:
     digests = []
-    for cell in pfl_asr.TABLES[name]():
+    for cell in speech_tables.TABLES[name]():
         for tried in cell.best_of:
-            start = "task.start=null" if cell.start == pfl_asr.FRESH else f"task.start={cell.start}"
+            start = "task.start=null" if cell.start == speech_tables.FRESH else f"task.start={cell.start}"
             found = recipe.load(f"{base}/federated", [start, *pfl_asr.resolve(cell.changes), *tried])
             digests.append(found.digest)
     assert len(set(digests)) == len(digests)
-    assert any(cell.paper for cell in pfl_asr.TABLES[name]())
+    assert name == "imbalance" or any(cell.paper for cell in speech_tables.TABLES[name]())
 
 
 def test_the_noise_of_a_cell_is_the_papers_sigma_on_the_average() -> None:
-    found = recipe.load("speech/embedded/federated", [*pfl_asr.noisy(1e-3)])
+    found = recipe.load("speech/embedded/federated", [*speech_tables.noisy(1e-3)])
     assert (found.privacy.noise_scale, found.privacy.placement) == (1e-3, "average")
+
+
+def test_the_noise_of_table_1_has_the_papers_signal_over_noise_and_xi_stays_in_its_place() -> None:
+    """1 / (s sqrt d) is 62 at 1e-6 for the paper's 255.8M numbers, and its xi is 1.6 times C / sqrt d."""
+    size = 443_744
+    for sigma, ratio in ((1e-6, 62.5), (3e-6, 20.8), (1e-5, 6.25), (3e-5, 2.08), (1e-4, 0.625)):
+        found = recipe.load("speech/digits/federated", [*speech_tables.scaled_noise(sigma)])
+        scale = found.privacy.noise_scale
+        assert scale is not None
+        assert 1 / (scale * size**0.5) == pytest.approx(ratio, rel=0.01)
+        assert found.central.epsilon / (0.01 / size**0.5) == pytest.approx(1.6, rel=0.01)  # type: ignore[union-attr]
+
+
+def rows_of(gap: float, deviation: float | str) -> list[dict[str, Any]]:
+    """The table of imbalances, where per-layer clipping is ahead by a gap that grows with c."""
+    return [
+        {"c": c, "noise": s, "clipping": rule, "norms": 10.0, "deviation": deviation, "runs": 3,
+         "wer": 20.0 + (gap * c if s and rule == "global" and isinstance(c, int) else 0.0)}
+        for c in (1, 3, 5, "balanced") for s in (0.0, 3e-4, 1e-3) for rule in speech_tables.CLIPPING
+    ]  # fmt: skip
+
+
+def test_claims_hold_only_where_the_difference_is_clear() -> None:
+    def held(gap: float, deviation: float | str) -> dict[str, bool]:
+        return {one["claim"]: one["holds"] for one in speech_claims.claims_of("imbalance", rows_of(gap, deviation))}
+
+    ahead = "c = 5: dim is ahead of global at noise 0.001"
+    assert held(2.0, 0.5)[ahead]
+    assert held(2.0, "")[ahead]
+    assert not held(2.0, 10.0)[ahead], "twice the standard error is 16 points"
+    assert not held(-2.0, 0.5)[ahead]
+    level = "c = 1: global and dim are level at noise 1e-3"
+    assert held(0.5, 0.1)[level]
+    assert not held(2.0, 0.1)[level]
+
+
+@pytest.mark.usefixtures("warm_processes")
+@pytest.mark.usefixtures("no_figures")
+def test_an_unbalanced_seed_computes_what_the_seed_computes(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = speech_tables.CLIPPING
+    cells = [
+        speech_tables.Cell({"c": c, "noise": 0.0, "clipping": "global"}, (rules["global"],), f"seed-c{c}")
+        for c in (1, 5)
+    ]
+    even = rules["global"].replace("}", ", balance: true}")
+    cells.append(speech_tables.Cell({"c": "balanced", "noise": 0.0, "clipping": "global"}, (even,), "seed-c5"))
+    monkeypatch.setitem(speech_tables.TABLES, "imbalance", lambda: cells)
+    monkeypatch.setattr(pfl_asr, "claims_of", lambda *_: [])
+    monkeypatch.setattr(pfl_asr, "draw_imbalance", lambda *_: None)
+    one, five, even_row = pfl_asr.reproduce("imbalance", small / "out" / "x", "synthetic", 1, 1, quiet=True).rows
+    assert one["start"] == five["start"] == even_row["start"]
+    assert five["norms"] > 3 * one["norms"]
+    assert five["imbalance"] > one["imbalance"] > 1
+    assert even_row["imbalance"] == pytest.approx(1.0, abs=1e-3)
 
 
 @pytest.mark.usefixtures("warm_processes")
 @pytest.mark.usefixtures("no_figures")
 def test_a_table_trains_its_seed_once_and_keeps_its_cells(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [
-        pfl_asr.Cell({"noise": s, "clipping": "dim"}, (pfl_asr.CLIPPING["dim"], *pfl_asr.noisy(s)), paper="1.0")
+        speech_tables.Cell(
+            {"sigma": s, "clipping": "dim"}, (speech_tables.CLIPPING["dim"], *speech_tables.noisy(s)), paper="1.0"
+        )
         for s in (0.0, 0.1)
     ]
     tried = (("central.learning_rate=0.01",), ("central.learning_rate=0.02",))
-    cells.append(pfl_asr.Cell({"noise": 0.0, "clipping": "fresh"}, (), pfl_asr.FRESH, "", tried))
-    monkeypatch.setitem(pfl_asr.TABLES, "table1", lambda: cells)
+    cells.append(speech_tables.Cell({"sigma": 0.0, "clipping": "fresh"}, (), speech_tables.FRESH, "", tried))
+    monkeypatch.setitem(speech_tables.TABLES, "table1", lambda: cells)
+    monkeypatch.setattr(pfl_asr, "claims_of", lambda *_: [])
     out = small / "results" / "table1"
     first = pfl_asr.reproduce("table1", out, "synthetic", 2, 1, quiet=True)
     assert [row["epsilon"] == "none" for row in first.rows] == [True, False, True]
@@ -88,7 +146,7 @@ def test_a_table_trains_its_seed_once_and_keeps_its_cells(small: Path, monkeypat
 
 
 def test_unknown_tables_and_corpora_are_refused(command: Command, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="table1, table4"):
+    with pytest.raises(UserError, match="table1, imbalance, table4"):
         pfl_asr.reproduce("table2", tmp_path, "synthetic", 1, 1)
     with pytest.raises(UserError, match="audiomnist"):
         pfl_asr.reproduce("table1", tmp_path, "digits", 1, 1)

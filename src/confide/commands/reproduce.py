@@ -18,8 +18,8 @@ def reproduce(
         typer.Argument(
             help="norm/quadratics, norm/table1, or pfl-asr/ with table1 (noise, clipping), table4 (cohort, seed), "
             "table6 (IID), table8 (optimisers), table13 (FedProx), table15 (seed quality), table21 (sizes), "
-            "figure5 (norms); or car/ with figure2 (four combinations), table1 (FL, DP), table2 (clients), table3 (AG "
-            "News), figure7 (arXiv)."
+            "figure5 (norms), imbalance (constructed starts); or car/ with figure2 (four combinations), table1 (FL, "
+            "DP), table2 (clients), table3 (AG News), figure7 (arXiv)."
         ),
     ],
     dataset: Annotated[

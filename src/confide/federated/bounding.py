@@ -89,7 +89,11 @@ class Bounding(Section):
         default_factory=dict,
         description="for split weighted: pattern of tensor names to a_h; the first match counts, others are 1",
     )
-
+    balance: bool = Field(
+        False, exclude_if=lambda value: not value,
+        description="begin with the model of the least norm that computes the same as the start: no tensor takes up "
+        "the bound for want of a scale (confide.federated.symmetry); it looks at no data and costs no privacy",
+    )  # fmt: skip
     adaptive: Annotated[Adaptive | CarAdaptive, Field(discriminator="kind")] | None = Field(
         None,
         description="for clip and per_layer_clip: let the bound follow a private quantile; `bound` is its start. With "

@@ -7,7 +7,7 @@ To add a task: a class that inherits `BasicTask`, its `TaskSection` for recipes,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MethodType
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from confide.federated.items import Items
 from confide.federated.local import LocalTraining, Updates
+from confide.federated.symmetry import Scaling
 from confide.settings import Section, Unit
 
 
@@ -72,6 +73,11 @@ class Task(Protocol):
 
     def starting_parameters(self) -> dict[str, Tensor]:
         """What a run begins with, where that is not the fresh model."""
+        ...
+
+    @property
+    def scalings(self) -> Sequence[Scaling]:
+        """How tensors of the model can be scaled without changing what it computes, for `bounding.balance`."""
         ...
 
     @property
@@ -134,6 +140,10 @@ class BasicTask:
     @property
     def fingerprint(self) -> Mapping[str, str]:
         return {}
+
+    @property
+    def scalings(self) -> Sequence[Scaling]:
+        return ()
 
     def starting_parameters(self: Task) -> dict[str, Tensor]:
         return self.initial_parameters()

@@ -2,186 +2,70 @@
 
 `audiomnist` is 60 real people who say digits, 48 of them users and 12 only for testing, from a seed trained on six
 other people (FSDD). `synthetic` is the embedded corpus, which needs nothing: users and test speakers have other accents
-and voices than the seed's. A table is a list of cells, each a recipe with some values changed; the paper's figures
-stand beside ours. They are not comparable as numbers (255M parameters, 34,753 users, thousands of steps there); what
-should agree is which setting is better.
-
-Noise is given as s, its deviation on the average in units of C: the paper's sigma_DP. The paper's models hold 600 times
-as many parameters, so the same loss of signal needs an s that is about 25 times (the root) larger here, and with
-cohorts of 16 instead of 1,024 the signal itself is noisier.
+and voices than the seed's. A table is a list of cells (`speech_tables`), each a recipe with some values changed; the
+paper's figures stand beside ours. They are not comparable as numbers (255M parameters, 34,753 users, thousands of steps
+there); what should agree is which setting is better, and `speech_claims` says whether it does.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 from confide.build import make_loop
 from confide.errors import UserError
+from confide.federated.symmetry import imbalance
+from confide.files import write_atomically
 from confide.privacy.accountant import shown
 from confide.recipe import Recipe, load
 from confide.report.figures.layer import draw_layers
-from confide.report.figures.speech import draw_clipping
-from confide.reproduce.grid import Result, run_groups, text_table, train_once, write_rows
+from confide.report.figures.speech import draw_clipping, draw_imbalance
+from confide.reproduce.grid import Result, claim_text, run_groups, text_table, train_once, write_rows
+from confide.reproduce.speech_claims import claims_of
+from confide.reproduce.speech_tables import FRESH, SEED, SIZES, TABLES, Cell, noisy
 from confide.run import Loop
 from confide.runs.records import evaluate
 from confide.runs.simulation import simulate
 from confide.speech.model import kind_of
+from confide.speech.symmetry import unbalanced
 
 BASES = {"audiomnist": "speech/digits", "synthetic": "speech/embedded"}
-CLIPPING = {
-    "global": "bounding.rule=clip",
-    "uniform": "bounding={rule: per_layer_clip, bound: 0.01, split: uniform}",
-    "dim": "bounding={rule: per_layer_clip, bound: 0.01, split: dim}",
-    "normalise": "bounding={rule: per_layer_normalise, bound: 0.01, split: dim}",
-}
-FRESH = "none"
-SEED = "seed"
-WEAK = "seed-20%"
-TUNED = {  # central learning rates, of which the best is reported as the paper does
-    "lamb": (0.01, 0.02, 0.04, 0.08), "adam": (0.002, 0.004, 0.008, 0.016), "lars": (3.0, 10.0, 30.0, 60.0),
-    "sgd": (30.0, 100.0, 300.0, 1000.0),
-}  # fmt: skip
-SIZES = {
-    "narrow": "{preset: tiny, width: 64, mlp: 256, cape_shift: 0.5}",
-    "shallow": "{preset: tiny, layers: 2, cape_shift: 0.5}",
-    "baseline": "{preset: tiny, cape_shift: 0.5}",
-    "wide": "{preset: tiny, width: 144, mlp: 576, cape_shift: 0.5}",
-    "deep": "{preset: tiny, layers: 6, cape_shift: 0.5}",
-}
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One row of a table: what identifies it, what it changes, which seed model it begins from, what the paper has."""
-
-    row: dict[str, Any]
-    changes: tuple[str, ...] = ()
-    start: str = SEED
-    paper: str = ""
-    best_of: tuple[tuple[str, ...], ...] = ((),)
-    """Further changes of which the one that is best in the first run is used: a rate tuned for this row alone."""
-
-
-def noisy(s: float) -> tuple[str, ...]:
-    """Noise of deviation s C on the average."""
-    if s == 0:
-        return ("privacy.mechanism=none",)
-    return ("privacy.mechanism=gaussian", f"privacy.noise_scale={s}", "privacy.placement=average", "privacy.delta=1e-9")
-
-
-def table1() -> list[Cell]:
-    """Noise by kind of clipping; the paper's noises are in units of 1e-6, its rows test WERs on Common Voice."""
-    paper = {
-        ("global", 3e-3): "31.1 at 3e-6", ("global", 1e-2): "35.2 at 10e-6", ("uniform", 3e-3): "21.2 at 3e-6",
-        ("uniform", 1e-2): "25.0 at 10e-6", ("dim", 3e-3): "20.4 at 3e-6", ("dim", 1e-2): "23.7 at 10e-6",
-    }  # fmt: skip
-    return [
-        Cell({"noise": s, "clipping": rule}, (CLIPPING[rule], *noisy(s)), paper=paper.get((rule, s), ""))
-        for s, rule in [(0.0, "global"), *product((1e-3, 3e-3, 1e-2), CLIPPING)]
-    ]
-
-
-def table4() -> list[Cell]:
-    """Cohort size with and without a seed model."""
-    paper = {(SEED, 4): "28.8 at 8", (SEED, 8): "26.3 at 16", (SEED, 16): "23.9 at 32", (SEED, 32): "22.0 at 64"}
-    fresh = {(FRESH, 4): "66.7 at 8", (FRESH, 8): "56.5 at 16", (FRESH, 16): "46.3 at 32", (FRESH, 32): "38.0 at 64"}
-    return [
-        Cell({"seed": start, "cohort": size}, (f"sampling.cohort={size}",), start, (paper | fresh)[start, size])
-        for start, size in product((FRESH, SEED), (4, 8, 16, 32))
-    ]
-
-
-def table6() -> list[Cell]:
-    """Each utterance to a random user, in place of its speaker."""
-    paper = {
-        (FRESH, 8, "speakers"): "56.5 at 16", (FRESH, 8, "iid"): "55.0 at 16", (FRESH, 16, "speakers"): "46.3 at 32",
-        (FRESH, 16, "iid"): "45.8 at 32", (SEED, 8, "speakers"): "26.3 at 16", (SEED, 8, "iid"): "25.0 at 16",
-        (SEED, 16, "speakers"): "23.9 at 32", (SEED, 16, "iid"): "22.7 at 32",
-    }  # fmt: skip
-    return [
-        Cell({"seed": start, "cohort": size, "users": users}, (f"sampling.cohort={size}", f"task.users={users}"), start,
-             paper[start, size, users])
-        for start, size, users in product((FRESH, SEED), (8, 16), ("speakers", "iid"))
-    ]  # fmt: skip
-
-
-def table8() -> list[Cell]:
-    """Central optimisers under one schedule, each at its best rate; a weak seed stands for the paper's "no seed"."""
-    paper = {
-        (WEAK, "lamb"): "17.5 (LibriSpeech, cohort 8, no seed)", (WEAK, "lars"): "31.6", (WEAK, "adam"): "31.0",
-        (SEED, "lamb"): "10.3", (SEED, "lars"): "10.6", (SEED, "adam"): "10.5",
-    }  # fmt: skip
-    rest = "schedule: {kind: exponential, rate: 0.5, start: 20, transition: 16}"
-    own = {"lamb": ", bias_correction: true"}  # as Adam has it: these updates are of the size of LAMB's xi
-    return [
-        Cell({"seed": start, "optimiser": kind}, (), start, paper.get((start, kind), ""),
-             tuple((f"central={{kind: {kind}, learning_rate: {rate}, {rest}{own.get(kind, '')}}}",) for rate in rates))
-        for start, (kind, rates) in product((WEAK, SEED), TUNED.items())
-    ]  # fmt: skip
-
-
-def table13() -> list[Cell]:
-    """FedProx."""
-    paper = {0.0: "17.5 (LibriSpeech, cohort 8)", 0.1: "17.5"}
-    return [Cell({"mu": mu}, (f"local.proximal={mu}",), paper=paper.get(mu, "")) for mu in (0.0, 1e-3, 1e-2, 0.1, 1.0)]
-
-
-def table15() -> list[Cell]:
-    """Seed models that were stopped early."""
-    paper = {"none": "100.0 to 44.7", "seed-5%": "87.8 to 37.8", "seed-20%": "81.1 to 38.2", "seed": "61.2 to 23.9"}
-    return [Cell({"seed": start}, (), start, paper[start]) for start in paper]
-
-
-def table21() -> list[Cell]:
-    """Sizes of the model, with and without noise."""
-    paper = {
-        ("narrow", 0): "18.2", ("narrow", "global"): "31.7", ("narrow", "uniform"): "23.2", ("baseline", 0): "17.6",
-        ("baseline", "global"): "34.6", ("baseline", "uniform"): "23.3", ("wide", 0): "16.6",
-        ("wide", "global"): "24.7", ("wide", "uniform"): "23.7", ("shallow", 0): "19.8", ("shallow", "global"): "35.1",
-        ("shallow", "uniform"): "24.8", ("deep", 0): "17.2", ("deep", "global"): "25.7", ("deep", "uniform"): "26.4",
-    }  # fmt: skip
-    cells = []
-    for size, model in SIZES.items():
-        for rule, s in (("global", 0.0), ("global", 1e-2), ("uniform", 1e-2)):
-            key = (size, rule if s else 0)
-            changes = (f"task.model={model}", CLIPPING[rule], *noisy(s))
-            cells.append(Cell({"model": size, "noise": s, "clipping": rule}, changes, f"seed-{size}", paper[key]))
-    return cells
-
-
-TABLES = {
-    "table1": table1, "table4": table4, "table6": table6, "table8": table8, "table13": table13, "table15": table15,
-    "table21": table21,
-}  # fmt: skip
+_LAST = 8  # steps over which the training loss at the end is averaged
 
 
 def measure(recipe: Recipe) -> dict[str, Any]:
-    """One run: error rates before and after, the epsilon that its noise buys, and signal-to-noise by kind of tensor."""
+    """One run: error rates before and after, training loss, epsilon; norms and signal over noise by kind of tensor."""
     curve: list[tuple[int, float]] = []
+    losses: list[float] = []
     ratios: dict[str, list[float]] = {}
+    deltas: dict[str, list[float]] = {}
 
     def watch(loop: Loop, state: Any, record: dict[str, Any]) -> None:
+        losses.append(record["loss"])
         if "evaluation" in record:
             curve.append((record["step"], record["evaluation"]["wer"]))
+        if "layers" in record:
+            for name, norm in zip(loop.layout.names, record["layers"]["delta"], strict=True):
+                deltas.setdefault(kind_of(name), []).append(norm)
         if "noise" in record.get("layers", {}):
             for kind, value in _ratios(loop.layout.names, record["layers"]).items():
                 ratios.setdefault(kind, []).append(value)
 
     before = make_loop(recipe)
-    start = evaluate(before, before.start())
+    begun = before.start()
+    start = evaluate(before, begun)
     loop, state = simulate(recipe, before.task, watch)
     end = loop.task.evaluate(loop.layout.views(loop.final.model(state)))
     epsilon = loop.plan.epsilon(loop.charges) if loop.plan.event.private else None
     return {
         "start": start["wer"], "wer": end["wer"], "cer": end["cer"], "curve": curve, "seconds": state.seconds,
         "epsilon": epsilon, "snr": {kind: mean(values) for kind, values in ratios.items()},
-        "parameters": loop.layout.size,
+        "parameters": loop.layout.size, "loss": mean(losses[-_LAST:]),
+        "deltas": {kind: mean(values) for kind, values in deltas.items()},
+        "imbalance": imbalance(loop.layout.views(begun.parameters), loop.task.scalings),
     }  # fmt: skip
 
 
@@ -227,9 +111,12 @@ def reproduce(what: str, folder: Path, dataset: str, seeds: int, workers: int, q
     rows = [_row(*row) for row in zip(table, best, groups, strict=True)]
     write_rows(folder, rows)
     if what == "table1":
-        names = [(cell.row["noise"], cell.row["clipping"]) for cell in table]
+        names = [(cell.row["sigma"], cell.row["clipping"]) for cell in table]
         draw_clipping(folder / "table1.png", dict(zip(names, groups, strict=True)))
-    return Result(rows, [], _text(what, dataset, seeds, rows, folder))
+    if what == "imbalance":
+        draw_imbalance(folder / "imbalance.png", rows)
+    claims = claims_of(what, rows)
+    return Result(rows, claims, _text(what, dataset, seeds, rows, claims, folder))
 
 
 def _figure5(folder: Path, dataset: str, workers: int, quiet: bool) -> Result:
@@ -254,7 +141,9 @@ def resolve(changes: Sequence[str]) -> list[str]:
 
 
 def _seed_model(base: str, start: str, folder: Path, workers: int, quiet: bool) -> Path:
-    """Train a seed model once: the whole one, one that was stopped early, or one of another size."""
+    """Make a seed model once: the whole one, one that was stopped early, one of another size, or an unbalanced one."""
+    if start.startswith(f"{SEED}-c"):
+        return _unbalanced_seed(base, float(start.removeprefix(f"{SEED}-c")), folder, workers, quiet)
     changes = []
     if start.endswith("%"):
         whole = load(f"{base}/seed").run.steps
@@ -265,20 +154,41 @@ def _seed_model(base: str, start: str, folder: Path, workers: int, quiet: bool) 
     return folder / start
 
 
+def _unbalanced_seed(base: str, c: float, folder: Path, workers: int, quiet: bool) -> Path:
+    """The whole seed, scaled so that it computes the same with long updates of its LayerNorms."""
+    from safetensors.torch import load_file, save
+
+    whole, place = _seed_model(base, SEED, folder, workers, quiet), folder / f"{SEED}-c{c:g}.safetensors"
+    settings: Any = load(f"{base}/seed").task
+    write_atomically(place, save(unbalanced(load_file(whole / "model.safetensors"), settings.model, c)))
+    return place
+
+
 def _row(cell: Cell, chosen: tuple[str, ...], values: list[dict[str, Any]]) -> dict[str, Any]:
     """Mean and deviation over runs."""
     wers = [v["wer"] for v in values]
     row = {
         **cell.row, "start": round(mean(v["start"] for v in values), 2), "wer": round(mean(wers), 2),
         "deviation": round(stdev(wers), 2) if len(wers) > 1 else "", "cer": round(mean(v["cer"] for v in values), 2),
-        "epsilon": shown(values[0]["epsilon"]), "paper": cell.paper,
+        "loss": round(mean(v["loss"] for v in values), 3), "epsilon": shown(values[0]["epsilon"]), "paper": cell.paper,
+        "runs": len(wers), "norms": round(mean(_norms(v["deltas"]) for v in values), 3),
+        "imbalance": round(values[0]["imbalance"], 3),
     }  # fmt: skip
     row["chosen"] = " ".join(chosen)
     row["snr"] = " ".join(f"{kind} {mean(v['snr'][kind] for v in values):.3g}" for kind in values[0]["snr"])
     return row
 
 
-def _text(what: str, dataset: str, seeds: int, rows: list[dict[str, Any]], folder: Path) -> str:
-    shown = [name for name in rows[0] if name not in ("snr", "chosen")]
+def _norms(deltas: dict[str, float]) -> float:
+    """How many times as long the updates of LayerNorms are as those of the attention (the paper's Figure 5)."""
+    attention = mean(deltas[kind] for kind in ("wqkv", "wf"))
+    return mean(deltas[kind] for kind in ("ln1", "ln2")) / attention
+
+
+def _text(
+    what: str, dataset: str, seeds: int, rows: list[dict[str, Any]], claims: list[dict[str, Any]], folder: Path
+) -> str:
+    shown = [name for name in rows[0] if name not in ("snr", "chosen", "runs", "imbalance")]
     title = f"PFL-ASR {what} on {dataset}: word error rate, %, mean of {seeds} runs; the paper's test WER beside it"
-    return "\n".join([title, *text_table(rows, shown), "", f"rows: {folder / 'rows.csv'}"])
+    said = [claim_text(one, ".2f") for one in claims]
+    return "\n".join([title, *text_table(rows, shown), "", *said, f"rows: {folder / 'rows.csv'}"])

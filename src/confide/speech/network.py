@@ -14,13 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from confide.federated.symmetry import Scaling
 from confide.speech import model, pretrained
 from confide.speech.model import ModelSettings
 from confide.speech.parts import Parts
 from confide.speech.pretrained import KeptStates, PretrainedSettings
 from confide.speech.settings import SpeechSettings
 from confide.speech.store import FrontEnd, LogMel
+from confide.speech.symmetry import model_scalings, whisper_scalings
 from confide.speech.tokens import Tokens
+
+_SCALE = ".final_layer_norm.weight"  # one in each of Whisper's blocks
 
 
 class Network(Protocol):
@@ -49,6 +53,11 @@ class Network(Protocol):
     @property
     def one_pass(self) -> bool:
         """Whether utterances of several users can go through it together, each user's gradient apart."""
+        ...
+
+    @property
+    def scalings(self) -> list[Scaling]:
+        """How parameters can be scaled without changing what it computes."""
         ...
 
     def shapes(self) -> dict[str, tuple[int, ...]]: ...
@@ -82,6 +91,10 @@ class Whole:
         chosen = self.settings
         random = chosen.dropout or chosen.layer_drop or chosen.checkpoint_activations
         return not random and chosen.dtype == "float32"
+
+    @property
+    def scalings(self) -> list[Scaling]:
+        return model_scalings(self.settings)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return model.parameter_shapes(self.settings)
@@ -120,6 +133,13 @@ class Pretrained:
     @property
     def one_pass(self) -> bool:
         return self.parts is None or self.parts.one_pass
+
+    @property
+    def scalings(self) -> list[Scaling]:
+        """Those of Whisper's blocks, where all of them are trained."""
+        if "all" not in self.settings.train or self.front.encoder.kind != "whisper":
+            return []
+        return whisper_scalings([name.removesuffix(_SCALE) for name in self.shapes() if name.endswith(_SCALE)])
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         head = pretrained.parameter_shapes(self.settings, self.front.width, self.tokens)

@@ -25,6 +25,7 @@ from confide.federated.items import Items
 from confide.federated.local import LocalTraining, Updates
 from confide.federated.one_pass import Pass
 from confide.federated.start import load_start
+from confide.federated.symmetry import Scaling
 from confide.federated.task import BasicTask
 from confide.files import digest
 from confide.randomness import generator
@@ -91,6 +92,10 @@ class Speech(BasicTask):
         # A head trained on kept states can come first, and the parts below it begin with the encoder as it is.
         below = [name for name in fresh if not name.startswith("head.")] if self.settings.model.encoder else []
         return fresh if self.settings.start is None else load_start(self.settings.start, fresh, optional=below)
+
+    @property
+    def scalings(self) -> list[Scaling]:
+        return self.network.scalings
 
     @property
     def begins_elsewhere(self) -> bool:

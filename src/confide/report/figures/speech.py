@@ -8,10 +8,9 @@ from typing import Any
 
 from confide.report.figures.sheets import sheet
 
-COLOURS = {"global": "#57534e", "uniform": "#c2410c", "dim": "#1d4ed8", "normalise": "#15803d"}
+COLOURS = {"global": "#57534e", "uniform": "#c2410c", "dim": "#1d4ed8"}
 NAMES = {
     "global": "global clipping", "uniform": "per layer, uniform", "dim": "per layer, dim",
-    "normalise": "per layer, normalised",
 }  # fmt: skip
 _KINDS = ("conv", "wqkv", "wf", "w1", "w2", "ln1", "ln2", "norm", "head")
 
@@ -39,7 +38,10 @@ def draw_clipping(path: Path, runs: dict[tuple[float, str], list[dict[str, Any]]
         start = [run["start"] for own in runs.values() for run in own]
         left.axhline(mean(start), color="black", ls="--", lw=1, label="seed model")
         left.set(
-            xscale="log", xlabel="noise on the average, in units of C", ylabel="word error rate, %", ylim=(0, None)
+            xscale="log",
+            xlabel="the paper's sigma with the same signal over noise",
+            ylabel="word error rate, %",
+            ylim=(0, None),
         )
         left.set_xticks(noises, [f"{noise:g}" for noise in noises])
         left.minorticks_off()
@@ -55,4 +57,41 @@ def draw_clipping(path: Path, runs: dict[tuple[float, str], list[dict[str, Any]]
         right.set_xticks(range(len(_KINDS)), _KINDS)
         right.set(yscale="log", title=f"signal over noise by kind of tensor, noise {worst:g}")
         right.axhline(1, color="black", lw=0.8)
+    return path
+
+
+def draw_imbalance(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """How far per-layer clipping is ahead of global clipping, against how much longer the LayerNorms' updates are.
+
+    `rows` are those of the table, with means over runs.
+    """
+    cell = {(row["c"], row["noise"], row["clipping"]): row for row in rows}
+    starts = sorted({row["c"] for row in rows if isinstance(row["c"], int)})
+    noises = sorted({row["noise"] for row in rows})
+    with sheet(path, 1, 2, (11, 4.2)) as (_, axes):
+        left, right = axes[0]
+        norms = [cell[c, 0.0, "global"]["norms"] for c in starts]
+        for noise, style in zip(noises, (":", "--", "-"), strict=False):
+            for rule in ("uniform", "dim"):
+                gaps = [cell[c, noise, "global"]["wer"] - cell[c, noise, rule]["wer"] for c in starts]
+                label = f"{NAMES[rule]}, noise {noise:g}"
+                left.plot(norms, gaps, style, color=COLOURS[rule], marker="o", ms=4, lw=1.5, label=label)
+        left.axhline(0, color="black", lw=0.8)
+        left.set(
+            xscale="log", xlabel="norm of updates, LayerNorms over attention",
+            ylabel="points by which per-layer is ahead of global",
+        )  # fmt: skip
+        left.set_xticks(norms, [f"{norm:.2g}" for norm in norms])
+        left.minorticks_off()
+        left.legend(fontsize=7)
+        places = [*starts, "balanced"]
+        width = 0.8 / len(COLOURS)
+        for number, rule in enumerate(COLOURS):
+            own = [cell[c, noises[-1], rule] for c in places]
+            xs = [i + (number - 1) * width for i in range(len(places))]
+            spread = [float(row["deviation"] or 0) for row in own]
+            right.bar(xs, [row["wer"] for row in own], width, yerr=spread, color=COLOURS[rule], label=NAMES[rule])
+        right.set_xticks(range(len(places)), [f"c = {c}" if c != "balanced" else "c = 5, balanced" for c in places])
+        right.set(ylabel="word error rate, %", title=f"noise {noises[-1]:g}")
+        right.legend(fontsize=7)
     return path

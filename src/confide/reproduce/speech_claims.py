@@ -1,0 +1,134 @@
+"""What PFL-ASR's tables claim, as numbers with a threshold: whether ours agree on which setting is better.
+
+"Level" and "ahead" are by mean word error rate over the runs of a cell. A difference counts if it is above twice its
+standard error, which takes the deviations of both cells; one run has none, and then anything above 1 point counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from confide.reproduce.grid import claim
+
+Row = dict[str, Any]
+Claims = list[dict[str, Any]]
+ALONE = 1.0
+"""Points that a difference of single runs has to exceed."""
+
+
+def ahead(what: str, better: Row, worse: Row) -> dict[str, Any]:
+    """That one cell has clearly fewer errors than the other: by how many points, and how many are clear."""
+    points = worse["wer"] - better["wer"]
+    return claim(what, round(points, 2), round(spread(better, worse), 2), points > spread(better, worse))
+
+
+def level(what: str, one: Row, other: Row) -> dict[str, Any]:
+    """That two cells differ by less than is clear, or by less than a point."""
+    points, clear = abs(one["wer"] - other["wer"]), max(ALONE, spread(one, other))
+    return claim(what, round(points, 2), round(clear, 2), points <= clear)
+
+
+def spread(one: Row, other: Row) -> float:
+    """Twice the standard error of the difference of two cells."""
+    if "" in (one["deviation"], other["deviation"]):
+        return ALONE
+    return 2 * math.sqrt(sum(float(row["deviation"]) ** 2 / int(row["runs"]) for row in (one, other)))
+
+
+def _table1(rows: list[Row]) -> Claims:
+    cell = {(round(row["sigma"] * 1e6), row["clipping"]): row for row in rows}
+    found = [level("without noise, global and per-layer clipping are level", cell[0, "global"], cell[0, "dim"])]
+    for sigma in (3, 10):
+        for rule in ("uniform", "dim"):
+            what = f"per-layer clipping ({rule}) is ahead of global clipping at sigma {sigma}e-6"
+            found.append(ahead(what, cell[sigma, rule], cell[sigma, "global"]))
+        found.append(ahead(f"dim is ahead of uniform at sigma {sigma}e-6", cell[sigma, "dim"], cell[sigma, "uniform"]))
+    lost = cell[3, "dim"]["wer"] - cell[0, "dim"]["wer"]
+    found.append(
+        claim("points lost to noise of sigma 3e-6 with dim (1.5 in the paper)", round(lost, 2), 3.0, lost <= 3)
+    )
+    gained = cell[0, "global"]["start"] - cell[10, "dim"]["wer"]
+    found.append(
+        claim("points gained over the seed at sigma 10e-6 with dim (37 in the paper)", round(gained, 2), 20.0,
+              gained >= 20)
+    )  # fmt: skip
+    return found
+
+
+def _imbalance(rows: list[Row]) -> Claims:
+    cell = {(row["c"], row["noise"], row["clipping"]): row for row in rows}
+    ratio = cell[3, 0.0, "global"]["norms"]
+    found = [
+        claim(
+            "c = 3: updates of LayerNorms over those of the attention (about 10 in the paper)", ratio, 5.0, ratio >= 5
+        ),
+        level("c = 1: global and dim are level at noise 1e-3", cell[1, 1e-3, "global"], cell[1, 1e-3, "dim"]),
+    ]
+    for c in (3, 5):
+        what = f"c = {c}: global and dim are level without noise"
+        found.append(level(what, cell[c, 0.0, "global"], cell[c, 0.0, "dim"]))
+        for s in (3e-4, 1e-3):
+            for rule in ("uniform", "dim"):
+                what = f"c = {c}: {rule} is ahead of global at noise {s:g}"
+                found.append(ahead(what, cell[c, s, rule], cell[c, s, "global"]))
+    gaps = [cell[c, 1e-3, "global"]["wer"] - cell[c, 1e-3, "dim"]["wer"] for c in (1, 3, 5)]
+    grows = round(gaps[2] - gaps[0], 2)
+    found.append(claim("the gap between global and dim at noise 1e-3 grows from c = 1 to c = 5", grows, 0.0, grows > 0))
+    for s in (3e-4, 1e-3):
+        best = min((cell[5, s, rule] for rule in ("uniform", "dim")), key=lambda row: float(row["wer"]))
+        what = f"c = 5 balanced: global clipping is not behind the best per-layer clipping of c = 5 at noise {s:g}"
+        lost, clear = cell["balanced", s, "global"]["wer"] - best["wer"], spread(cell["balanced", s, "global"], best)
+        found.append(claim(what, round(lost, 2), round(clear, 2), lost <= clear))
+    return found
+
+
+def _table4(rows: list[Row]) -> Claims:
+    cell = {(row["seed"], row["cohort"]): row for row in rows}
+    return [
+        ahead(f"cohorts of 32 are ahead of cohorts of 4, seed: {seed}", cell[seed, 32], cell[seed, 4])
+        for seed in ("none", "seed")
+    ] + [ahead("a seed is ahead of no seed at cohort 16", cell["seed", 16], cell["none", 16])]
+
+
+def _table15(rows: list[Row]) -> Claims:
+    cell = {row["seed"]: row for row in rows}
+    return [
+        ahead("a seed stopped at 5 % is ahead of no seed", cell["seed-5%"], cell["none"]),
+        ahead("the whole seed is ahead of one stopped at 20 %", cell["seed"], cell["seed-20%"]),
+    ]
+
+
+def _table8(rows: list[Row]) -> Claims:
+    cell = {(row["seed"], row["optimiser"]): row for row in rows}
+    found = []
+    for kind in ("adam", "lars", "sgd"):
+        found.append(
+            ahead(f"LAMB is ahead of {kind} from a weak seed", cell["seed-20%", "lamb"], cell["seed-20%", kind])
+        )
+    for kind in ("adam", "lars"):
+        found.append(level(f"LAMB and {kind} are level from the whole seed", cell["seed", "lamb"], cell["seed", kind]))
+    return found
+
+
+def _table21(rows: list[Row]) -> Claims:
+    cell = {(row["model"], row["clipping"], row["sigma"] > 0): row for row in rows}
+    found = [
+        ahead(f"{size}: uniform is ahead of global at sigma 10e-6", cell[size, "uniform", True],
+              cell[size, "global", True])
+        for size in ("narrow", "shallow", "baseline", "wide", "deep")
+    ]  # fmt: skip
+    return [*found, ahead("without noise, wide is ahead of narrow", cell["wide", "global", False],
+                          cell["narrow", "global", False])]  # fmt: skip
+
+
+_CLAIMS: dict[str, Callable[[list[Row]], Claims]] = {
+    "table1": _table1, "imbalance": _imbalance, "table4": _table4, "table15": _table15, "table8": _table8,
+    "table21": _table21,
+}  # fmt: skip
+
+
+def claims_of(what: str, rows: list[Row]) -> Claims:
+    """The claims of a table, for its rows."""
+    return _CLAIMS[what](rows) if what in _CLAIMS else []
