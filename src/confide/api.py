@@ -202,7 +202,11 @@ def load(run: str | Path) -> Run:
 
 
 def evaluate(
-    run: str | Path | Run, corpus: str | None = None, sets: Sets = (), language_model: str | Path | None = None
+    run: str | Path | Run,
+    corpus: str | None = None,
+    sets: Sets = (),
+    language_model: str | Path | None = None,
+    encoder: str | None = None,
 ) -> dict[str, Any]:
     """Evaluate a run's model again, as `confide evaluate RUN` does.
 
@@ -211,6 +215,7 @@ def evaluate(
         corpus: for speech, another corpus to test on, by its kind.
         sets: for speech, changes to that corpus: `{"share": 10}` or `["share=10"]`.
         language_model: for speech, the ARPA file of an n-gram model for beam search.
+        encoder: for speech, where the run's frozen encoder is, if not where its recipe says.
 
     Returns:
         What `--json` prints: the metrics, with the interval of the one that sums the task up.
@@ -224,7 +229,7 @@ def evaluate(
     from confide.runs import evaluation
 
     arpa = None if language_model is None else Path(language_model)
-    return evaluation.evaluate(_folder_of(run), corpus, _words(sets), arpa, quiet=True).to_json()
+    return evaluation.evaluate(_folder_of(run), corpus, _words(sets), arpa, True, encoder).to_json()
 
 
 def compare(*folders: str | Path | Run) -> Comparison:

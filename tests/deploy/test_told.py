@@ -15,12 +15,13 @@ pytest.importorskip("flwr", reason="deployment needs the extra deploy")
 from confide import recipe
 from confide.deploy import refusals
 from confide.deploy.deployment import Client, check_deployable
-from confide.deploy.parcels import Parcel
+from confide.deploy.parcels import Identity, Parcel
 from confide.deploy.policy import told_recipe
 from confide.deploy.refusals import MEANINGS, RefusedByClient
 from confide.deploy.remote import JOIN
 from confide.deploy.told import MAY_SAY, shape, shape_digest
 from confide.settings import Code, Local
+from confide.speech.settings import SpeechSettings
 from support.rehearsal import lenient
 
 TABLE = {"kind": "table", "queries": "mine.csv"}
@@ -122,6 +123,54 @@ def test_texts_are_only_read_by_the_encoder_of_the_policy() -> None:
     assert own.encoder.max_tokens == 32  # type: ignore[union-attr]
     with pytest.raises(RefusedByClient, match="which `encoder` may read"):
         told_recipe(far.model_dump_json(), lenient(Path("state"), data=TABLE))
+
+
+HEARD = {"kind": "folder", "folder": "mine"}
+SMALL = ["task.start=null", "sampling.cohort=2"]
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ["task.model.encoder.source=/etc"],
+        ["task.model.encoder={source: evil/x, train: [head, lora], first: 2, rank: 4, before: 0.1}",
+         "local.rates={'*.lora_?': 0.1}", "central.rates={'head.*': 0.5}"],
+    ],
+)  # fmt: skip
+def test_speech_is_only_heard_by_the_encoder_of_the_policy(sets: list[str]) -> None:
+    wanted = recipe.load("speech/words/private", [*SMALL, *sets])
+    made = told_recipe(wanted.model_dump_json(), lenient(Path("state"), data=HEARD, encoder="whisper-tiny.en"))
+    assert isinstance(made.task, SpeechSettings)
+    assert isinstance(wanted.task, SpeechSettings)
+    own, theirs = made.task.model.encoder, wanted.task.model.encoder
+    assert own is not None
+    assert theirs is not None
+    assert own == theirs.model_copy(update={"source": "whisper-tiny.en"})
+    assert (made.local, made.central) == (wanted.local, wanted.central)
+    assert shape_digest(made) == shape_digest(wanted)
+    with pytest.raises(RefusedByClient, match="which `encoder` may hear"):
+        told_recipe(wanted.model_dump_json(), lenient(Path("state"), data=HEARD))
+
+
+def test_an_encoder_of_the_policy_is_left_alone_where_a_run_has_none() -> None:
+    wanted = recipe.load("speech/embedded/federated", ["task.start=null"])
+    made = told_recipe(wanted.model_dump_json(), lenient(Path("state"), data=HEARD, encoder="whisper-tiny.en")).task
+    assert isinstance(made, SpeechSettings)
+    assert made.model.encoder is None
+
+
+def test_the_place_of_an_encoder_is_relative_to_the_policy(tmp_path: Path) -> None:
+    for given, wanted in (("./own", str(tmp_path / "own")), ("minilm", "minilm"), ("owner/name", "owner/name")):
+        assert lenient(Path("state"), encoder=given).resolved(tmp_path).encoder == wanted
+
+
+def test_server_and_client_must_have_the_same_encoder() -> None:
+    here, there = Identity("1", "r", "l", "a" * 32), Identity("1", "r", "l", "b" * 32)
+    found = here.differs(there.facts())
+    assert found is not None
+    assert found[0] == refusals.ENCODER
+    assert here.differs(here.facts()) is None
+    assert Identity("1", "r", "l").differs({"version": "1", "recipe": "r", "layout": "l"}) is None
 
 
 def test_the_server_hears_a_code_and_no_word_of_a_file(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_what_the_server_gets_of_one_client_says_nothing(tiny: str) -> None:
         answer: Parcel = inner(kind, parcel)
         if kind == MASKED:
             seen.append(answer.arrays["masked"])
-            assert set(answer.facts) == {"run", "step", "nonce", "user", "version", "recipe", "layout"}
+            assert set(answer.facts) == {"run", "step", "nonce", "user", "version", "recipe", "layout", "encoder"}
         return answer
 
     member.answer = watched

@@ -249,6 +249,20 @@ central: {kind: lamb, learning_rate: 0.01}
 evaluation: {every: 20}
 run: {steps: 20}
 """
+PARTS = """\
+task:
+  kind: speech
+  corpus: {kind: folder, folder: PLACE/all}
+  test: {kind: folder, folder: PLACE/all}
+  model: {encoder: {source: SPEECH, train: [head, lora, norms], first: 1, rank: 2}}
+  cache: PLACE/states
+sampling: {kind: poisson, cohort: 2}
+local: {steps: 1, learning_rate: 1, rates: {"*.lora_?": 0.1}}
+bounding: {rule: normalise, bound: 1}
+privacy: {mechanism: gaussian, noise_multiplier: 1, delta: 1.0e-5}
+central: {kind: sgd, learning_rate: 1, schedule: {kind: linear, steps: 4}}
+run: {steps: 4}
+"""
 RETRIEVAL = """\
 task:
   kind: retrieval
@@ -280,6 +294,12 @@ def speech_of_three(place: Path) -> str:
     return SPEECH
 
 
+def encoded_speech_of_three(place: Path) -> str:
+    """The same, for parts on a frozen encoder that each client brings."""
+    speech_of_three(place)
+    return PARTS
+
+
 def queries_of_three(place: Path) -> str:
     """A file of queries for each of three clients, all of them in one file, and the documents."""
     (place / "documents.csv").write_text("id,text\na,reset the device\nb,the red light\nc,open the door\n")
@@ -305,7 +325,11 @@ def queries_data(number: int) -> dict[str, Any]:
 @pytest.mark.parametrize("told", [False, True])
 @pytest.mark.parametrize(
     ("make", "data"),
-    [pytest.param(speech_of_three, speech_data, marks=pytest.mark.slow), (queries_of_three, queries_data)],
+    [
+        pytest.param(speech_of_three, speech_data, marks=pytest.mark.slow),
+        pytest.param(encoded_speech_of_three, speech_data, marks=pytest.mark.slow),
+        (queries_of_three, queries_data),
+    ],
 )
 def test_clients_with_data_of_their_own_make_the_model_of_one_process(
     make: Callable[[Path], str],
@@ -313,10 +337,12 @@ def test_clients_with_data_of_their_own_make_the_model_of_one_process(
     told: bool,
     tmp_path: Path,
     tiny_model: Callable[[str], Path],
+    tiny_speech_model: Callable[[str], Path],
 ) -> None:
     """With a copy of the recipe, and with what a server may tell of it."""
-    encoder = str(tiny_model("masked"))
-    recipe = written(tmp_path, make(tmp_path).replace("PLACE", str(tmp_path)).replace("ENCODER", encoder))
+    reads, hears = str(tiny_model("masked")), str(tiny_speech_model("whisper"))
+    text = make(tmp_path).replace("PLACE", str(tmp_path)).replace("ENCODER", reads).replace("SPEECH", hears)
+    recipe, encoder = written(tmp_path, text), reads if "retrieval" in text else hears
     words = () if told else (recipe,)
     check_same(run_three(tmp_path, recipe, words, lambda number: data(number) | {"encoder": encoder}), recipe)
 

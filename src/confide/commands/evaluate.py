@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from confide.commands.options import Arpa, FinishedRun, Json
+from confide.commands.options import Arpa, EncoderPlace, FinishedRun, Json
 from confide.commands.printing import counts, ends, percent, print_json, print_table
 
 if TYPE_CHECKING:
@@ -25,7 +25,12 @@ Sets = Annotated[
 
 
 def evaluate(
-    run: FinishedRun, corpus: Kind = None, settings: Sets = None, language_model: Arpa = None, as_json: Json = False
+    run: FinishedRun,
+    corpus: Kind = None,
+    settings: Sets = None,
+    language_model: Arpa = None,
+    encoder: EncoderPlace = None,
+    as_json: Json = False,
 ) -> None:
     """Score the model of a finished run: for speech, word and character error rates with 95 % intervals.
 
@@ -39,7 +44,7 @@ def evaluate(
     """
     from confide.runs import evaluation
 
-    found = evaluation.evaluate(run, corpus, settings or [], language_model, quiet=as_json)
+    found = evaluation.evaluate(run, corpus, settings or [], language_model, as_json, encoder)
     if as_json:
         print_json(found.to_json(), escape=False)
     elif isinstance(found, evaluation.SpeechEvaluation):

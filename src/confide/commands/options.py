@@ -20,6 +20,15 @@ Arpa = Annotated[
     Path | None,
     typer.Option("--language-model", metavar="ARPA", help="Decode with this n-gram model instead of greedily."),
 ]
+EncoderPlace = Annotated[
+    str | None,
+    typer.Option(
+        "--encoder",
+        metavar="SOURCE",
+        help="Where the frozen encoder is that the run was trained on, if not where its recipe says: a preset, a "
+        "folder, or owner/name on the hub.",
+    ),
+]
 Workers = Annotated[int, typer.Option(min=1, help="Processes that train users. The result does not depend on it.")]
 Sets = Annotated[
     list[str] | None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from confide.commands.options import Arpa, FinishedRun, Json
+from confide.commands.options import Arpa, EncoderPlace, FinishedRun, Json
 from confide.commands.printing import print_json
 from confide.errors import UserError
 
@@ -28,6 +28,7 @@ def transcribe(
     form: Format = "text",
     out: Out = None,
     language_model: Arpa = None,
+    encoder: EncoderPlace = None,
     as_json: Json = False,
 ) -> None:
     """Write down what recordings say, with the model of a finished speech run.
@@ -37,9 +38,11 @@ def transcribe(
 
     Example: `confide transcribe runs/a talk.mp3 --format srt --out subtitles`
     """
+    import numpy as np
+
     from confide.files import write_atomically
     from confide.runs.recogniser import load_recogniser, silent_libraries
-    from confide.speech.corpus import Undecodable, read_file
+    from confide.speech.corpus import SAMPLE_RATE, Undecodable, read_file
     from confide.speech.transcribe import as_json as to_json
     from confide.speech.transcribe import as_srt, as_text
 
@@ -48,7 +51,10 @@ def transcribe(
     if form == "srt" and out is None and len(files) > 1 and not as_json:
         raise UserError("subtitles of several recordings do not belong in one file; name a folder for them with --out")
     targets = _targets(files, out, ending) if out is not None else {}
-    recogniser = load_recogniser(run, language_model)
+    recogniser = load_recogniser(run, language_model, encoder)
+    recogniser.transcribe(
+        np.full(SAMPLE_RATE // 10, 0.1, dtype=np.float32)
+    )  # reads an encoder's weights before the clock
     done: list[tuple[Path, Transcript]] = []
     failed: list[dict[str, str]] = []
     began = time.perf_counter()

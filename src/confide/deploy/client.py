@@ -52,6 +52,10 @@ class OwnData(BasicTask):
         return self.task.initial_parameters()
 
     @property
+    def fingerprint(self) -> Mapping[str, str]:
+        return self.task.fingerprint
+
+    @property
     def begins_elsewhere(self) -> bool:
         return self.task.begins_elsewhere
 
@@ -101,7 +105,11 @@ class TrainingClient:
         """`say` tells the owner what was asked for and what was refused."""
         parameters = task.initial_parameters()
         self.layout, like = Layout.of(parameters), flatten(parameters)
-        self.users, self.identity, self.sum = list(users), identity(recipe, self.layout, like), torch.empty_like(like)
+        self.users, self.identity, self.sum = (
+            list(users),
+            identity(recipe, task, self.layout, like),
+            torch.empty_like(like),
+        )
         rule = bounder(recipe.bounding, self.layout)
         self.adapts = recipe.bounding.adaptive is not None  # with central trust only, as the recipe ensures
         self.recipe, self.policy, self.begins_elsewhere = recipe, policy, task.begins_elsewhere

@@ -98,7 +98,7 @@ def remote_engine(
     """The engine of a run over a link, once `first` users are here."""
     parameters = task.initial_parameters()
     layout, like = Layout.of(parameters), flatten(parameters)
-    door = Door(identity(wanted, layout, like), registry, len(plan.weights), wanted.model_dump_json())
+    door = Door(identity(wanted, task, layout, like), registry, len(plan.weights), wanted.model_dump_json())
     kind = Masked if wanted.privacy.trust == "distributed" else Remote
     books, rule = Books(layout, plan.weights, like.new_empty(0)), bounder(wanted.bounding, layout)
     del parameters, like  # clients may take hours to come
@@ -200,8 +200,9 @@ class Client:
 
 def with_policy(wanted: Recipe, policy: Policy) -> Recipe:
     """The recipe with the policy's data in place of the corpus, all of it one user, and with its encoder."""
-    own = own_task(policy, wanted.task.kind)
-    return with_own(wanted.model_dump(mode="json"), own) if own else wanted
+    document = wanted.model_dump(mode="json")
+    own = own_task(policy, document["task"])
+    return with_own(document, own) if own else wanted
 
 
 def _to_owner(text: str) -> None:

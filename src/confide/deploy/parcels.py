@@ -16,9 +16,10 @@ import numpy as np
 from torch import Tensor
 
 from confide import __version__
-from confide.deploy.refusals import MODEL, OTHER_RECIPE, VERSION
+from confide.deploy.refusals import ENCODER, MODEL, OTHER_RECIPE, VERSION
 from confide.deploy.told import shape_digest
 from confide.federated.parameters import Layout
+from confide.federated.task import Task
 from confide.recipe import Recipe
 
 Fact = bool | int | float | str | list[int] | list[float] | list[str]
@@ -40,6 +41,8 @@ class Identity:
     version: str
     recipe: str
     layout: str
+    encoder: str = ""
+    """The digest of the frozen encoder whose states are trained on; empty where there is none."""
 
     def differs(self, facts: Mapping[str, Any]) -> tuple[str, str] | None:
         """What of it the other side has otherwise: its code, and a reason that a person can act on."""
@@ -47,18 +50,20 @@ class Identity:
             ("version", VERSION, "another version of confide"),
             ("recipe", OTHER_RECIPE, "another recipe"),
             ("layout", MODEL, "another model"),
+            ("encoder", ENCODER, "another frozen encoder than the client's policy names"),
         ):
-            own, theirs = getattr(self, name), facts.get(name)
+            own, theirs = getattr(self, name), facts.get(name, "")
             if theirs != own:
                 return code, f"{what}: {_short(theirs)} there, {own} here"
         return None
 
     def facts(self) -> dict[str, str]:
-        return {"version": self.version, "recipe": self.recipe, "layout": self.layout}
+        return {"version": self.version, "recipe": self.recipe, "layout": self.layout, "encoder": self.encoder}
 
 
-def identity(recipe: Recipe, layout: Layout, like: Tensor) -> Identity:
-    return Identity(__version__, shape_digest(recipe), layout_digest(layout, like))
+def identity(recipe: Recipe, task: Task, layout: Layout, like: Tensor) -> Identity:
+    encoder = task.fingerprint.get("the encoder", "")
+    return Identity(__version__, shape_digest(recipe), layout_digest(layout, like), encoder)
 
 
 def layout_digest(layout: Layout, like: Tensor) -> str:

@@ -7,6 +7,7 @@ asks for a run; `confide.deploy.judge` holds that against the policy and refuses
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -55,7 +56,7 @@ class Policy(Section):
         None, description="this client's own data; none: made-up data of the recipe's task, for a rehearsal"
     )
     encoder: str | None = Field(
-        None, min_length=1, description="the language model that reads the texts, as task.encoder.source takes it"
+        None, min_length=1, description="the frozen model that reads the texts or hears the speech: a preset, a folder"
     )
     cache: LocalPath | None = Field(None, description="where features or states are kept; none: the usual folder")
     state: LocalPath = Field(description="the folder of this client's lifetime budget")
@@ -80,7 +81,10 @@ class Policy(Section):
             data = data.model_copy(
                 update={name: place(getattr(data, name)) for name in ("queries", "documents", "test")}
             )
-        return self.model_copy(update={"data": data, "cache": place(self.cache), "state": place(self.state)})
+        here: dict[str, Any] = {"data": data, "cache": place(self.cache), "state": place(self.state)}
+        if self.encoder is not None and self.encoder.startswith((".", "~")):
+            here["encoder"] = str(place(Path(self.encoder)))
+        return self.model_copy(update=here)
 
     def check_server(self, address: str, authority: str | None) -> None:
         """Refuse to speak to a server that the owner has not named."""
@@ -130,12 +134,16 @@ def told_recipe(text: object, policy: Policy) -> Recipe:
     """Make a recipe from what a server told, with data and encoder from the policy."""
     try:
         told = read_told(text)
-        kind = (told.get("task") or {}).get("kind")
-        own = own_task(policy, kind)
+        task = told.get("task") or {}
+        kind, own = task.get("kind"), own_task(policy, task)
         if kind == "speech" and policy.data is None:
             raise UserError("the run is of speech: say in the policy where this client's own is (`data`)")
         if kind == "retrieval" and policy.encoder is None:
             raise UserError("the run is of retrieval: say in the policy which `encoder` may read this client's texts")
+        if kind == "speech" and _hears(task) and policy.encoder is None:
+            raise UserError(
+                "the run trains on a frozen encoder of speech: say in the policy which `encoder` may hear this client's"
+            )
         made = with_own(told, own)
         if made.privacy.mechanism == "python":
             raise UserError("the server's recipe names a mechanism by code of its own")
@@ -144,9 +152,16 @@ def told_recipe(text: object, policy: Policy) -> Recipe:
         raise RefusedByClient(refusals.RECIPE, str(error)) from None
 
 
-def own_task(policy: Policy, kind: object) -> dict[str, Any]:
+def _hears(task: Mapping[str, Any]) -> bool:
+    """Whether a speech task's model is trained on a frozen encoder."""
+    model = task.get("model")
+    return isinstance(model, Mapping) and model.get("encoder") is not None
+
+
+def own_task(policy: Policy, task: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a task that the policy decides, all of the data one user."""
     own: dict[str, Any] = {}
+    kind = task.get("kind")
     data = None if policy.data is None else policy.data.model_dump(mode="json")
     if data is not None and _TASKS[data["kind"]] != kind:
         raise UserError(
@@ -163,6 +178,8 @@ def own_task(policy: Policy, kind: object) -> dict[str, Any]:
         own = {"data": data, "clients": {"kind": "even", "clients": 1}}
     if kind == "retrieval" and policy.encoder is not None:
         own["encoder"] = {"source": policy.encoder}
+    if kind == "speech" and policy.encoder is not None and _hears(task):
+        own["model"] = {"encoder": {"source": policy.encoder}}
     if kind in _TASKS.values() and policy.cache is not None:
         own["cache"] = str(policy.cache)
     return own
@@ -183,9 +200,10 @@ servers:
 #   data: {{kind: table, queries: ./queries.csv, documents: ./documents.csv}}
 data: null
 
-# Which model reads this client's texts (retrieval): a preset, a folder, or the address of a service that you trust with
-# the texts themselves. A server cannot name another.
+# Which frozen model reads this client's texts or hears its speech: a preset, a folder, or for texts the address of a
+# service that you trust with the texts themselves. A server cannot name another.
 #   encoder: minilm
+#   encoder: whisper-tiny.en
 encoder: null
 
 # Where this client keeps its lifetime budget (`confide budget`). Keep it: it says what was spent.

@@ -12,6 +12,7 @@ from confide.privacy.trust.own_noise import Spent
 TRUST, NOISE, ROUND, LIFETIME = "trust", "noise", "epsilon-round", "epsilon-lifetime"
 POPULATION, REHEARSAL, RECIPE, VERSION, OTHER_RECIPE = "population", "rehearsal", "recipe", "version", "other-recipe"
 MODEL, QUESTION, JOIN_FIRST, SPENT, DATA, FAILED = "model", "question", "join-first", "spent", "data", "failed"
+ENCODER = "encoder"
 MEANINGS = {
     TRUST: "its policy wants another privacy.trust",
     NOISE: "its policy wants more noise",
@@ -23,6 +24,7 @@ MEANINGS = {
     VERSION: "it has another version of confide",
     OTHER_RECIPE: "it has another recipe",
     MODEL: "it has another model",
+    ENCODER: "its policy names another frozen encoder than the server has",
     QUESTION: "it was asked something that does not belong to this run or round",
     JOIN_FIRST: "it was started anew and has to be asked to join first",
     SPENT: "it has given all the answers that its guarantee was made for",

@@ -16,12 +16,12 @@ from typing import Any
 from confide.errors import UserError
 from confide.recipe import Recipe, parse
 
-_SCHEDULE = ("kind", "warmup", "rate", "start", "transition", "staircase", "factor")
+_SCHEDULE = ("kind", "warmup", "rate", "start", "transition", "staircase", "factor", "steps")
 _TOLD: dict[str, tuple[str, ...]] = {
     "users": ("weights", "public"),
     "sampling": ("kind", "cohort", "most"),
     "local": ("steps", "epochs", "batch_size", "batch_seconds", "learning_rate", "gradient_clip", "proximal",
-              "divide_by_learning_rate"),
+              "divide_by_learning_rate", "rates"),
     "local.schedule": _SCHEDULE,
     "bounding": ("rule", "bound", "split", "layer_weights"),
     "bounding.adaptive": ("kind", "quantile", "learning_rate", "count_noise", "decay", "noise_multiplier",
@@ -29,7 +29,7 @@ _TOLD: dict[str, tuple[str, ...]] = {
     "privacy": ("mechanism", "trust", "target_epsilon", "noise_multiplier", "noise_scale", "placement", "delta",
                 "accountant", "source", "bands", "tensors", "all_but", "elsewhere"),
     "central": ("kind", "learning_rate", "momentum", "betas", "bias_correction", "coefficient", "epsilon",
-                "initial_accumulator", "weight_decay"),
+                "initial_accumulator", "weight_decay", "rates"),
     "central.schedule": _SCHEDULE,
     "final": ("kind", "count"),
     "evaluation": ("every", "last"),
@@ -41,6 +41,7 @@ _TOLD: dict[str, tuple[str, ...]] = {
              "parameters", "tensors"),
     "task.model": ("preset", "layers", "width", "mlp", "heads", "dropout", "layer_drop", "norm", "kernel", "stride",
                    "cape_shift", "tokens", "mels", "dtype", "checkpoint_activations"),
+    "task.model.encoder": ("train", "first", "rank", "hidden", "before", "after", "edges"),
     "task.features": ("sample_rate", "window", "step", "fft", "mels", "lowest", "highest", "scale", "pre_emphasis",
                       "floor", "normalise", "epsilon"),
     "task.augment": ("frequency_masks", "frequency_width", "time_masks", "time_width", "time_ratio"),
@@ -101,8 +102,9 @@ def with_own(told: Mapping[str, Any], own: Mapping[str, Any]) -> Recipe:
 
 
 def _joined(told: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Own fields go before told ones; those of the encoder too, whose windows a server may say."""
+    """Own fields go before told ones; inside of an encoder too, of which a server may say what is trained on it."""
     joined = {**told, **own}
-    if isinstance(told.get("encoder"), dict) and "encoder" in own:
-        joined["encoder"] = {**told["encoder"], **own["encoder"]}
+    for name in ("model", "encoder"):
+        if isinstance(told.get(name), dict) and name in own:
+            joined[name] = _joined(told[name], own[name])
     return joined

@@ -96,7 +96,7 @@ class Retrieval(BasicTask):
         if self.settings.start is None:
             return fresh
         self._check_start(self.settings.start)
-        return load_start(self.settings.start, fresh, optional=(ADAPTER,))
+        return load_start(self.settings.start, fresh, (ADAPTER,), self.encoder.identity)
 
     @property
     def begins_elsewhere(self) -> bool:

@@ -15,7 +15,10 @@ from confide.privacy import wording
 from confide.privacy.accountant import shown
 from confide.privacy.guarantee import Statement
 from confide.recipe import Recipe
+from confide.retrieval.settings import RetrievalSettings
+from confide.runs.shared_recipe import PLACEHOLDER
 from confide.settings import to_yaml
+from confide.speech.settings import SpeechSettings
 
 NOT_SAID = "The owner has not said."
 _KINDS = {
@@ -44,16 +47,18 @@ def write(
     figures: Sequence[Mapping[str, float]],
     spread: float,
     tests: Mapping[str, float],
+    encoder: str | None = None,
 ) -> str:
     """The whole card.
 
     `figures` are those with noise, whose deviation is `spread` in units of their bounds; `tests` are the metrics on
-    test data, where they are published.
+    test data, where they are published; `encoder` is the digest of the frozen encoder that it was trained on.
     """
     name = " ".join(words.name.split()) or f"{recipe.task.kind}, {recipe.digest}"
     parts = [
         f"---\n{to_yaml(_front(recipe, words, name, tests))}---\n\n# {name}",
         _model(recipe, tensors),
+        _encoder(recipe, encoder),
         f"## Data\n\n{words.data or NOT_SAID}",
         f"## Intended use\n\n{words.use or NOT_SAID}",
         _guarantee(stated),
@@ -85,6 +90,25 @@ def _model(recipe: Recipe, tensors: Mapping[str, Tensor]) -> str:
         f"A model for the task `{recipe.task.kind}`, {size:,} parameters in {len(tensors)} tensors, trained by "
         f"federated learning with user-level differential privacy (Confide): {recipe.run.steps} central steps, cohorts "
         f"of about {recipe.sampling.cohort} users. `recipe.yaml` has the settings."
+    )
+
+
+def _encoder(recipe: Recipe, digest: str | None) -> str:
+    """Which frozen encoder the tensors belong to, and how to get it."""
+    if digest is None:
+        return ""
+    from confide.encoders.presets import PRESETS
+
+    task, source = recipe.task, PLACEHOLDER
+    if isinstance(task, SpeechSettings) and task.model.encoder is not None:
+        source = task.model.encoder.source
+    elif isinstance(task, RetrievalSettings):
+        source = task.encoder.source
+    named = "which was a folder of the owner's" if source == PLACEHOLDER else f"`{source}`"
+    how = f"{PRESETS[source].command} fetches it. " if source in PRESETS else ""
+    return (
+        f"It is of no use alone: it was trained on a frozen encoder, {named}, whose digest begins with {digest[:16]}. "
+        f"{how}Another encoder is refused."
     )
 
 

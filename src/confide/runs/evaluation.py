@@ -102,12 +102,18 @@ def evaluate(
     settings: Sequence[str] = (),
     language_model: Path | None = None,
     quiet: bool = False,
+    encoder: str | None = None,
 ) -> RunEvaluation:
-    """Score the model of a finished run, or a recipe of plain search; `settings` are words of --set."""
+    """Score the model of a finished run, or a recipe of plain search; `settings` are words of --set.
+
+    `encoder` is where the frozen encoder of a speech run is, if not where its recipe says.
+    """
     recipe = recipes.load(str(run)) if names_recipe(run) else folder.held_recipe(run)
     if recipe.task.kind == "retrieval":
-        if corpus is not None or language_model is not None:
-            raise UserError(f"{run} is of task retrieval: --corpus and --language-model are for speech; drop them")
+        if corpus is not None or language_model is not None or encoder is not None:
+            raise UserError(
+                f"{run} is of task retrieval: --corpus, --language-model and --encoder are for speech; drop them"
+            )
         return evaluate_retrieval(open_library(run, settings, quiet))
     recipe = folder.held_recipe(run)
     if isinstance(recipe.task, SpeechSettings):
@@ -115,12 +121,13 @@ def evaluate(
         document: dict[str, Any] = {} if corpus is not None else recipe.task.test.model_dump(exclude={"kind"})
         document.update(parse_setting(word) for word in settings)
         chosen = check_corpus(corpus or recipe.task.test.kind, document)
-        recogniser = load_recogniser(run, language_model)
+        recogniser = load_recogniser(run, language_model, encoder)
         recogniser.check_language(language_of(chosen), chosen.kind)
         return evaluate_speech(recogniser, read_with_bar(chosen), str(run), recipe.task.cache, quiet)
-    if corpus is not None or settings or language_model is not None:
+    if corpus is not None or settings or language_model is not None or encoder is not None:
         raise UserError(
-            f"{run} holds a run of {recipe.task.kind}: --corpus, --set and --language-model are for speech; drop them"
+            f"{run} holds a run of {recipe.task.kind}: --corpus, --set, --language-model and --encoder are for speech; "
+            "drop them"
         )
     task = make_task(recipe.task, recipe.run.seed)
     with torch.no_grad():

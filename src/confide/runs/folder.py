@@ -32,6 +32,7 @@ from confide.engines.ranks import LostRank, Place
 from confide.errors import Stopped, UserError
 from confide.federated import items
 from confide.federated.items import Items
+from confide.federated.start import ENCODER
 from confide.federated.state import State
 from confide.federated.task import Task
 from confide.files import SECRET, write_atomically
@@ -55,8 +56,6 @@ _CHANGED = "{} was changed after the run began; nothing was done. Put it back, o
 _INPUTS = (fingerprint.KEY, "inputs_keyed")
 _SPENT = ("epsilon", "delta", "accountant", "adjacency", "noise_source", "for_release", "releases")
 RECIPE, MODEL = "recipe.yaml", "model.safetensors"
-ENCODER = "encoder"
-"""In the notes of a model's file: the digest of the frozen encoder that its tensors were trained on."""
 
 
 WritePage = Callable[[Path, Recipe, dict[str, Any]], object]

@@ -26,7 +26,7 @@ from confide.retrieval.retriever import Retriever
 from confide.retrieval.search import DocumentIndex
 from confide.retrieval.settings import RetrievalSettings
 from confide.runs import folder
-from confide.runs.parameters import load_parameters, read_tensors
+from confide.runs.parameters import check_encoder, load_parameters, read_tensors
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,7 @@ def open_run(run: Path, quiet: bool = False) -> Library:
     retrieval_of(run, recipe)
     read_tensors(run)  # refuses a run without a model before the minutes of reading and encoding
     retriever, corpus = _open_parts(recipe, quiet)
+    check_encoder(run, retriever.encoder.identity)
     return Library(str(run), retriever, corpus, load_parameters(run, retriever.parameter_shapes()))
 
 

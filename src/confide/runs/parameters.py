@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from confide.errors import UserError
-from confide.federated.start import misfit
+from confide.federated.start import held_encoder, misfit
 from confide.federated.task import Task
 from confide.runs import folder
 
@@ -31,23 +31,13 @@ def read_tensors(run: Path) -> dict[str, Tensor]:
 
 def check_encoder(run: Path, installed: str | None) -> None:
     """Refuse another frozen encoder than the one that the run's tensors were trained on; the file names it."""
-    held = _metadata(run / folder.MODEL).get(folder.ENCODER)
+    held = held_encoder(run / folder.MODEL)
     if held is not None and installed is not None and not installed.startswith(held):
         raise UserError(
-            f"{run} was trained on an encoder with the digest {held[:16]}, and the one that its recipe names here has "
-            f"{installed[:16]}; expected the same: install the encoder that it was trained on"
+            f"{run} was trained on an encoder with the digest {held[:16]}, and the one that is named here has "
+            f"{installed[:16]}; expected the same: install the encoder that it was trained on, or name its folder with "
+            "--encoder"
         )
-
-
-def _metadata(file: Path) -> dict[str, str]:
-    """The notes in a file of tensors; what cannot be read is explained when its tensors are."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, framework="pt") as opened:
-            return opened.metadata() or {}
-    except (OSError, SafetensorError):
-        return {}
 
 
 def load_parameters(run: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:

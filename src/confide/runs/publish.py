@@ -2,7 +2,7 @@
 
 | file              | what it is                                                                                   |
 |-------------------|----------------------------------------------------------------------------------------------|
-| model.safetensors | the final model; its header states epsilon, delta and the unit                               |
+| model.safetensors | the final model; its header states epsilon, delta and the unit, and the encoder's digest     |
 | guarantee.txt     | the statement, and guarantee.json the same for programs                                      |
 | ledger.jsonl      | the releases, which epsilon can be recomputed from: a copy, in a chain of its own            |
 | released.jsonl    | the figures with noise (`privacy.metrics`), where the recipe asks for them                   |
@@ -31,6 +31,7 @@ from torch import Tensor
 
 from confide.errors import UserError
 from confide.federated.final import FinalModel
+from confide.federated.start import ENCODER, held_encoder
 from confide.files import SECRET, read_json_lines, read_secret
 from confide.privacy import ledger, wording
 from confide.privacy.guarantee import Statement, statement
@@ -100,11 +101,13 @@ def publish(run: Path, out: Path, words: Words | None = None, with_test_metrics:
         tensors = _model(found)
         about = promised.model_dump(include={"epsilon", "delta", "accountant", "adjacency", "releases"})
         about |= {"unit": promised.unit.name}
+        encoder = held_encoder(run / folder.MODEL)
+        about |= {} if encoder is None else {ENCODER: encoder}
         texts = {
             folder.RECIPE: recipe.to_yaml(),
             STATEMENT: promised.model_dump_json(indent=2) + "\n",
             TEXT: wording.text(promised) + "\n",
-            CARD: card.write(recipe, tensors, promised, words or Words(), figures, _spread(book), tests),
+            CARD: card.write(recipe, tensors, promised, words or Words(), figures, _spread(book), tests, encoder),
             **({RELEASED: "".join(json.dumps(line) + "\n" for line in figures)} if figures else {}),
         }
         for name, text in texts.items():
@@ -241,7 +244,8 @@ def _test_metrics(found: Finished) -> dict[str, float]:
 def _check_nothing_leaks(found: Finished, new: Path) -> None:
     """Look through all texts for what must not leave, however it came there: nothing else checks the owner's words."""
     inputs, key = found.book.header.get("inputs") or {}, read_secret(found.folder)
-    forbidden = {digest: f"the digest of {name}" for name, digest in inputs.items()}
+    # That of the encoder is published by name: without it nobody could tell which one the model belongs to.
+    forbidden = {digest: f"the digest of {name}" for name, digest in inputs.items() if name != "the encoder"}
     forbidden |= {} if key is None else {key.hex(): f"the key in {SECRET}"}
     for place in (str(found.folder.resolve()), f"{Path.home()}/", str(Path.cwd())):
         forbidden[place] = "a path of this machine"

@@ -14,8 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from confide.errors import UserError, require
+from confide.federated.start import held_encoder
 from confide.runs import folder
 from confide.runs.parameters import check_encoder, load_parameters
+from confide.runs.shared_recipe import PLACEHOLDER
 from confide.speech.beam import BeamSearch, BeamSettings
 from confide.speech.corpora import CorpusSettings
 from confide.speech.corpus import Language
@@ -31,12 +33,16 @@ def language_of(settings: CorpusSettings) -> Language:
     return language
 
 
-def load_recogniser(run: Path, language_model: Path | None = None) -> Recogniser:
-    """The recogniser that a finished run left; it decodes greedily without a language model."""
+def load_recogniser(run: Path, language_model: Path | None = None, encoder: str | None = None) -> Recogniser:
+    """The recogniser that a finished run left; it decodes greedily without a language model.
+
+    `encoder` is where the frozen encoder is that the run was trained on, if not where its recipe says.
+    """
     task = folder.held_recipe(run).task
     if not isinstance(task, SpeechSettings):
         raise UserError(f"{run} holds a run of {task.kind}, which hears nothing; give one whose task is speech")
     require("speech", "speech recognition")
+    task = _with_encoder(run, task, encoder)
     tokens = Tokens(language_of(task.corpus))
     network = network_of(task, tokens)
     check_encoder(run, network.encoder)
@@ -46,6 +52,23 @@ def load_recogniser(run: Path, language_model: Path | None = None) -> Recogniser
         with silent_libraries():
             search = BeamSearch(BeamSettings(language_model=language_model), tokens.names)
     return Recogniser(tokens, network, parameters, search)
+
+
+def _with_encoder(run: Path, task: SpeechSettings, source: str | None) -> SpeechSettings:
+    """The task with its encoder where it is on this machine."""
+    frozen = task.model.encoder
+    if frozen is None:
+        if source is not None:
+            raise UserError(f"--encoder {source}: the model of {run} was trained whole and has no encoder; drop it")
+        return task
+    if source is None and frozen.source == PLACEHOLDER:
+        held = held_encoder(run / folder.MODEL) or "not known"
+        raise UserError(
+            f"{run} was published without the place of its frozen encoder, which was a folder of its owner; expected "
+            f"--encoder with a preset, a transformers folder or owner/name, whose digest is {held[:16]}"
+        )
+    named = frozen if source is None else frozen.model_copy(update={"source": source})
+    return task.model_copy(update={"model": task.model.model_copy(update={"encoder": named})})
 
 
 @contextmanager

@@ -33,7 +33,8 @@ def for_others(recipe: Recipe) -> Recipe:
     places = [tuple(name.split(".")) for name in local_paths(recipe)]
     for place in dict.fromkeys([*places, *_suspects(document, ())]):
         kept = _put(document, place, None)
-        if not _is_valid(document):
+        # Nor may a default stand where something else was: `source` would name an encoder that was not there.
+        if not _is_valid(document) or isinstance(_default(document, place), str):
             _put(document, place, PLACEHOLDER if isinstance(kept, str) else {})
     return Recipe.model_validate(document)
 
@@ -58,6 +59,14 @@ def _put(document: dict[str, Any], place: tuple[str, ...], value: Any) -> Any:
     if value is not None:
         document[last] = value
     return kept
+
+
+def _default(document: dict[str, Any], place: tuple[str, ...]) -> Any:
+    """What a recipe has in a place that its document leaves out."""
+    found: Any = Recipe.model_validate(document).model_dump(mode="json")
+    for key in place:
+        found = found.get(key) if isinstance(found, dict) else None
+    return found
 
 
 def _is_valid(document: dict[str, Any]) -> bool:

@@ -91,7 +91,8 @@ class Speech(BasicTask):
         fresh = self.initial_parameters()
         # A head trained on kept states can come first, and the parts below it begin with the encoder as it is.
         below = [name for name in fresh if not name.startswith("head.")] if self.settings.model.encoder else []
-        return fresh if self.settings.start is None else load_start(self.settings.start, fresh, optional=below)
+        start, encoder = self.settings.start, self.network.encoder
+        return fresh if start is None else load_start(start, fresh, optional=below, encoder=encoder)
 
     @property
     def scalings(self) -> list[Scaling]:
