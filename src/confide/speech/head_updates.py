@@ -82,23 +82,24 @@ def _output_gradients(
     parameters: Mapping[str, Tensor], x: Tensor, lengths: list[int], targets: Sequence[Tensor], shares: Tensor
 ) -> tuple[list[tuple[str, Tensor, Tensor]], Tensor]:
     """Of each layer: its name, the gradients at its outputs and its inputs (frames, ...); and each utterance's loss."""
+    outputs: list[tuple[str, Tensor, Tensor]] = []
     with torch.enable_grad():
-        outputs: list[tuple[str, Tensor, Tensor]] = []
         if "hidden.weight" in parameters:
             units = hidden_units(parameters, x).detach().requires_grad_()
             outputs.append(("hidden", units, x))
             x = head_input(units)
         logits = logits_of(parameters, x)
-        if not outputs:
-            logits = logits.detach().requires_grad_()
-        outputs.append(("head", logits, x.detach()))
-        log_probs = functional.log_softmax(
-            pad_sequence(list(torch.split(logits, lengths))), dim=-1
-        )  # (frames, utterances, -)
+        # The padded logits are a leaf: the gradient through `pad_sequence` would copy them once for each utterance.
+        padded = pad_sequence(list(torch.split(logits.detach(), lengths))).requires_grad_()  # (frames, utterances, -)
         sizes = torch.tensor([len(target) for target in targets])
         losses = shares * functional.ctc_loss(
-            log_probs, torch.cat(list(targets)), torch.tensor(lengths), sizes, reduction="none", zero_infinity=True
-        )
-        gradients = torch.autograd.grad(losses.sum(), [output for _, output, _ in outputs])
+            functional.log_softmax(padded, dim=-1), torch.cat(list(targets)), torch.tensor(lengths), sizes,
+            reduction="none", zero_infinity=True,
+        )  # fmt: skip
+        (found,) = torch.autograd.grad(losses.sum(), [padded])
+        at_logits = torch.cat([found[:length, number] for number, length in enumerate(lengths)])
+        gradients = list(torch.autograd.grad(logits, [units for _, units, _ in outputs], at_logits)) if outputs else []
+    outputs.append(("head", logits, x.detach()))
+    gradients.append(at_logits)
     layers = [(name, gradient, given) for gradient, (name, _, given) in zip(gradients, outputs, strict=True)]
     return layers, losses.detach()
