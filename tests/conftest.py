@@ -40,6 +40,22 @@ run: {steps: 6, checkpoint_every: 2}
 """
 
 
+@pytest.fixture(autouse=True)
+def no_code_allowed() -> Iterator[None]:
+    """Consent to code that a recipe names ends with the test that gave it."""
+    os.environ.pop("CONFIDE_ALLOW_CODE", None)
+    yield
+    os.environ.pop("CONFIDE_ALLOW_CODE", None)
+
+
+@pytest.fixture
+def own_code(no_code_allowed: None) -> None:
+    """For tests that bring code of their own."""
+    from confide import allow_code
+
+    allow_code()
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The path of a recipe whose whole run takes a tenth of a second."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from confide.errors import Stopped, UserError
 
 if TYPE_CHECKING:
-    from confide.api import Run, compare, evaluate, load, plan, publish, resume, train
+    from confide.api import Run, allow_code, compare, evaluate, load, plan, publish, resume, train
 
 __version__ = "0.1.0"
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "Stopped",
     "UserError",
     "__version__",
+    "allow_code",
     "compare",
     "evaluate",
     "load",

@@ -19,6 +19,7 @@ from confide.recipe import load as load_recipe
 from confide.recipe import parse as parse_recipe
 from confide.runs import folder as runs
 from confide.runs.recording import RELEASED
+from confide.settings import allow_code as allow_code
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -30,6 +30,7 @@ from confide.commands import (
     transcribe,
     ui,
 )
+from confide.commands.options import OpensRecipes
 from confide.engines.ranks import LostRank
 from confide.errors import Stopped, UserError, explained
 
@@ -54,13 +55,14 @@ Start here:
   confide reproduce norm/table1                  a paper's table beside ours
 """,
 )
+_OPEN_NONE = (bench.bench, train.demo, guarantee.guarantee, ledger.ledger, budget.budget, reproduce.reproduce)
 # In the order of `confide --help`.
 for command in (
     bench.bench, train.train, train.demo, train.resume, guarantee.guarantee, ledger.ledger, budget.budget, audit.audit,
     reproduce.reproduce, report.report, report.compare, report.watch, diagnose.diagnose, evaluate.evaluate,
     transcribe.transcribe, retrieval.retrieve, retrieval.answer, publish.publish, ui.ui,
 ):  # fmt: skip
-    app.command()(command)
+    app.command(cls=None if command in _OPEN_NONE else OpensRecipes)(command)
 for name, group in {"plan": plan, "corpus": corpus, "encoder": encoder, "deploy": deploy, "recipe": recipe}.items():
     app.add_typer(group.app, name=name)
 

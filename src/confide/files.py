@@ -32,7 +32,8 @@ def write_atomically(path: Path, content: bytes, suffix: str = ".tmp", mode: int
     """
     temporary = path.with_name(path.name + suffix)
     try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+        temporary.unlink(missing_ok=True)  # what a kill left there, or somebody's link to another file
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -45,6 +46,21 @@ def write_atomically(path: Path, content: bytes, suffix: str = ".tmp", mode: int
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def check_plain(folder: Path) -> None:
+    """Refuse a run's folder with a pipe, a device or a link in it: reading would wait for ever, or writing go astray.
+
+    Folders of runs are passed on. A link may stand where this only reads (a large checkpoint that lies elsewhere), but
+    not where it appends, and it must lead to a plain file.
+    """
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.is_symlink() and (path.suffix == ".jsonl" or path.name == ".lock"):
+            raise UserError(
+                f"{path} is a link; expected a file of the run's own: put the file itself there, or remove it"
+            )
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise UserError(f"{path} is a pipe or a device; expected a file: remove it")
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

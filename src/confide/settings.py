@@ -3,18 +3,21 @@
 `Section` is the base class. `validate` checks a document against any pydantic type and explains all problems, with the
 nearest valid name for a key that is not known and the allowed range for a value that is out of it. `LocalPath` and
 `Local` mark, in a field's type, what names a file or folder of this machine; `local_paths` lists the marked fields that
-are set. `imported` finds the function that a recipe names. `Unit` is what one user of a task is.
+are set. `imported` finds the function that a recipe names, once `allow_code` was called. `Unit` is what one user of a
+task is.
 """
 
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -23,6 +26,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from confide.errors import UserError
 
+CODE_ENV = "CONFIDE_ALLOW_CODE"
+_MOST_ALIASES = 20
 NAMED = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 """The pattern of a function's name in a recipe: `module:function`."""
 
@@ -137,7 +142,25 @@ def _parts(kind: Any) -> Iterator[Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 takes 1e-5 for text; everybody means the number."""
+    """YAML 1.1 takes 1e-5 for text; everybody means the number. A few aliases help; many are a bomb."""
+
+    aliases = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            self.aliases += 1
+            if self.aliases > _MOST_ALIASES:
+                mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+                raise yaml.composer.ComposerError(None, None, f"more than {_MOST_ALIASES} aliases", mark)
+        return super().compose_node(parent, index)
+
+    def construct_scalar(self, node: Any) -> Any:
+        value = super().construct_scalar(node)
+        if isinstance(value, str) and not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise yaml.constructor.ConstructorError(
+                None, None, "half of a surrogate pair, which is no text", node.start_mark
+            )
+        return value
 
 
 class _Dumper(yaml.SafeDumper):
@@ -151,7 +174,11 @@ for _kind in (_Loader, _Dumper):
 
 
 def read_yaml(text: str) -> Any:
-    return yaml.load(text, Loader=_Loader)
+    """What a document says; a YAMLError also for aliases without number, deep nesting and text that is none."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply") from None
 
 
 def to_yaml(document: Any) -> str:
@@ -298,17 +325,48 @@ def nearest(word: str, options: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+def allow_code() -> None:
+    """Let recipes run the functions that they name, in this process and in those that it starts.
+
+    A recipe is a document that people pass on, and so is the folder of a run; a function that it names runs with all
+    rights of whoever opens it. So none is run before somebody has said that it may: with this, with `--allow-code` on
+    the command line, or with CONFIDE_ALLOW_CODE=1 in the environment.
+
+    Returns:
+        Nothing.
+
+    Examples:
+        >>> import confide
+        >>> confide.allow_code()
+    """
+    os.environ[CODE_ENV] = "1"
+
+
 def imported(name: str, field: str) -> Any:
     """What `module:function` names, installed or in a file of the current folder; a UserError says what is missing."""
+    if os.environ.get(CODE_ENV) != "1":
+        raise UserError(
+            f"{field}={name}: the recipe names code, which would run with all of your rights; it did not run. If you "
+            f"know and trust {name.split(':')[0]}, add --allow-code (in Python: confide.allow_code())"
+        )
     module, function = name.split(":")
     here = str(Path.cwd())
     if here not in sys.path:  # an installed program does not look where it was called
         sys.path.append(here)
     try:
-        return getattr(import_module(module), function)
+        found = import_module(module)
+        _say_what_runs(field, name, getattr(found, "__file__", None))
+        return getattr(found, function)
     except ModuleNotFoundError as error:
         raise UserError(
             f"{field}={name}: {error}; run in the folder that has {module.split('.')[0]}.py, or install it"
         ) from error
     except AttributeError as error:
         raise UserError(f"{field}={name}: {module} has no {function}") from error
+
+
+@cache
+def _say_what_runs(field: str, name: str, file: str | None) -> None:
+    """Once for each name, and not again in every worker."""
+    if parent_process() is None:
+        print(f"running code that the recipe names: {field}={name} ({file or 'built in'})", file=sys.stderr)

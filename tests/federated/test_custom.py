@@ -14,6 +14,8 @@ from confide.errors import Stopped, UserError
 from confide.federated.custom import PythonTaskSettings
 from confide.runs import folder
 
+pytestmark = pytest.mark.usefixtures("own_code")
+
 MODULE = """
 from confide.federated.custom import BasicTask
 

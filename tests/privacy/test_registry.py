@@ -27,6 +27,8 @@ from confide.privacy.mechanisms.partial import Partial
 from confide.privacy.plan import Release
 from confide.runs import folder
 
+pytestmark = pytest.mark.usefixtures("own_code")
+
 OWN = '''\
 from confide.privacy.mechanisms import Mechanism
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from confide.commands.options import Json
+from confide.commands.options import Json, OpensRecipes
 from confide.commands.printing import counts, print_json, print_table
 from confide.errors import UserError
 
@@ -69,7 +69,7 @@ def list_kinds(as_json: Json = False) -> None:
     _show_settings(own_fields_first(SpeakerSettings))
 
 
-@app.command()
+@app.command(cls=OpensRecipes)
 def stats(
     kind: Kind,
     folder: Folder = None,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from confide.commands.options import Json, Sets, parse_numbers
+from confide.commands.options import Json, OpensRecipes, Sets, parse_numbers
 from confide.commands.printing import print_summary
 from confide.errors import UserError
 
@@ -54,7 +54,7 @@ def keys(
     )
 
 
-@app.command()
+@app.command(cls=OpensRecipes)
 def server(
     recipe: Annotated[
         str | None, typer.Argument(help="Name of a shipped recipe or path of a YAML file; none with --resume.")
@@ -102,7 +102,7 @@ def server(
     print_summary(summary, place, as_json)
 
 
-@app.command()
+@app.command(cls=OpensRecipes)
 def client(
     recipe: Annotated[
         str | None, typer.Argument(help="Your own copy of the recipe; without it the server tells the shape of it.")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 from confide.errors import UserError
 
@@ -35,6 +36,24 @@ Sets = Annotated[
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one value of the recipe; may be repeated."),
 ]
 N = TypeVar("N", int, float)
+
+
+class OpensRecipes(TyperCommand):
+    """A command that opens recipes or folders of runs; code that these name runs only with `--allow-code`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        about = "Run the functions that the recipe names (module:function). They run with all of your rights."
+        self.params.append(
+            TyperOption(param_decls=["--allow-code"], is_flag=True, expose_value=False, callback=_allow, help=about)
+        )
+
+
+def _allow(context: Any, parameter: Any, wanted: bool) -> None:
+    if wanted:
+        from confide.settings import allow_code
+
+        allow_code()
 
 
 def recipe_names(incomplete: str) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from confide.commands.options import Json, Sets, parse_numbers, recipe_argument
+from confide.commands.options import Json, OpensRecipes, Sets, parse_numbers, recipe_argument
 from confide.commands.printing import print_json, print_table
 from confide.errors import UserError
 
@@ -162,7 +162,7 @@ def curve(
         print_json({"curves": drawn, "delta": delta, "adjacency": event.adjacency, "sampler": event.sampler})
 
 
-@app.command()
+@app.command(cls=OpensRecipes)
 def mechanism(
     cohort: Cohort,
     population: Population,
@@ -208,7 +208,7 @@ def mechanism(
     print(advised)
 
 
-@app.command()
+@app.command(cls=OpensRecipes)
 def frontier(
     recipes: Annotated[list[str], recipe_argument("Private recipes to compare, by name or as YAML files.")],
     epsilons: Annotated[str, typer.Option(help="Which epsilons to train at, beside no noise.")] = "8,4,2,1",

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from confide.commands.options import Json, Sets, recipe_argument
+from confide.commands.options import Json, OpensRecipes, Sets, recipe_argument
 from confide.commands.printing import print_json
 
 app = typer.Typer(no_args_is_help=True, help="Look at recipes: the documents that describe runs.")
@@ -28,7 +28,7 @@ def list_recipes(as_json: Json = False) -> None:
         print(f"{name:<{width}}  {description.partition('. ')[0]}")
 
 
-@app.command()
+@app.command(cls=OpensRecipes)
 def show(name: Annotated[str, recipe_argument("A shipped recipe or a file.")], set_: Sets = None) -> None:
     """A recipe with every default written out, checked."""
     from confide.recipe import load

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from confide.encoders.weights import explain_unreadable, find
+from confide.encoders.weights import asking, explain_unreadable, find
 from confide.errors import UserError
 
 SAMPLE_RATE = 16_000
@@ -50,7 +50,7 @@ class FrameEncoder:
         with explain_unreadable(f"read the encoder {source}", f"a complete model that transformers knows: {_KNOWN}"):
             from transformers import AutoConfig
 
-            self.config: Any = AutoConfig.from_pretrained(str(self.folder), local_files_only=True)
+            self.config: Any = AutoConfig.from_pretrained(str(self.folder), **asking(local=True))
         self.kind: str = self.config.model_type
         if self.kind not in ("whisper", "moonshine") and not hasattr(self.config, "conv_stride"):
             raise UserError(f"the encoder {source} is of type {self.kind}, which gives no frames; expected {_KNOWN}")
@@ -206,7 +206,7 @@ class FrameEncoder:
                 "a preprocessor_config.json that transformers knows: delete it to get what the family usually has"
             )
             with explain_unreadable(f"read the encoder {self.source}", expected):
-                found = library.AutoFeatureExtractor.from_pretrained(str(self.folder), local_files_only=True)
+                found = library.AutoFeatureExtractor.from_pretrained(str(self.folder), **asking(local=True))
         elif self.kind == "whisper":
             found = library.WhisperFeatureExtractor(feature_size=self.config.num_mel_bins)
         else:
@@ -277,7 +277,7 @@ def _load_whole(folder: Path) -> Any:
     from transformers import AutoModel
 
     model, report = AutoModel.from_pretrained(
-        str(folder), dtype=torch.float32, use_safetensors=True, output_loading_info=True, local_files_only=True
+        str(folder), dtype=torch.float32, use_safetensors=True, output_loading_info=True, **asking(local=True)
     )
     missing = sorted(name for name in report["missing_keys"] if "masked_spec_embed" not in name)
     if missing:

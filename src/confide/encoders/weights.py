@@ -92,13 +92,18 @@ def _looks_local(source: str) -> bool:
     return source.endswith(".gguf") or source.count("/") != 1 or source.startswith((".", "/", "~"))
 
 
+def asking(local: bool) -> dict[str, Any]:
+    """How transformers is asked everywhere: code beside a model's weights never runs, nor is anybody asked about it."""
+    return {"trust_remote_code": False, **({"local_files_only": True} if local else {})}
+
+
 def load(source: str) -> tuple[Any, Any]:
     """The model without its language head, and its tokeniser, both in memory and ready for evaluation."""
     import torch
     from transformers import AutoModel, AutoTokenizer
 
     folder = find(source)
-    where: dict[str, Any] = {"local_files_only": True} if folder is not None else {}
+    where = asking(folder is not None)
     expected = "a network that reaches the hub" if folder is None else "a complete model that transformers knows"
     advice = "give another folder or GGUF file, or one of the presets (confide encoder list)"
     with explain_unreadable(f"read the encoder {source}", f"{expected}: {advice}"):
@@ -141,7 +146,7 @@ def convert_gguf(file: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     _check_gguf(file)
-    place = {"gguf_file": file.name, "local_files_only": True}
+    place = asking(local=True) | {"gguf_file": file.name}
     expected = "a complete GGUF file of a causal language model that transformers can read: give another file, or a "
     with (
         explain_unreadable(f"decode {file}", f"{expected}transformers folder"),

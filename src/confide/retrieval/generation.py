@@ -114,10 +114,10 @@ def _load(source: str) -> tuple[Any, Any]:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from confide.encoders.weights import explain_unreadable, find, is_causal
+    from confide.encoders.weights import asking, explain_unreadable, find, is_causal
 
     folder = find(source)
-    where: dict[str, Any] = {"local_files_only": True} if folder is not None else {}
+    where = asking(folder is not None)
     place = str(folder or source)
     expected = "a causal language model: a preset (`confide encoder list`), a transformers folder or a GGUF file"
     with explain_unreadable(f"read the generator {source}", expected):

@@ -35,7 +35,7 @@ from confide.federated.items import Items
 from confide.federated.start import ENCODER
 from confide.federated.state import State
 from confide.federated.task import Task
-from confide.files import SECRET, write_atomically
+from confide.files import SECRET, check_plain, write_atomically
 from confide.privacy import ledger
 from confide.privacy.budget import Budget, BudgetSpent
 from confide.privacy.ledger import Ledger
@@ -165,6 +165,7 @@ def resume(
 
 def held_recipe(folder: Path, to_go_on: bool = False) -> Recipe:
     """Read the recipe of a run. One that this version would refuse can be looked at, but not gone on with."""
+    check_plain(folder)
     try:
         document = read_yaml((folder / RECIPE).read_text())
     except (FileNotFoundError, NotADirectoryError):
@@ -184,12 +185,13 @@ def _check_saved(folder: Path, saved: checkpoint.Saved, wanted: Recipe) -> None:
         raise UserError(_CHANGED.format(folder / RECIPE))
     if not (folder / ledger.FILE).exists():
         raise UserError(f"{folder / ledger.FILE} is missing; without it the privacy spent cannot be stated")
-    check_tail(folder, Ledger.read(folder / ledger.FILE), saved.ledger_count, saved.ledger_head)
+    check_tail(folder, Ledger.read(folder / ledger.FILE), saved)
 
 
 @contextmanager
 def _hold_lock(folder: Path) -> Iterator[None]:
     """Hold the folder's lock, and name the folder in errors of writing."""
+    check_plain(folder)
     with (folder / ".lock").open("w") as lock:
         if not any(_take_lock(lock, wait) for wait in (0, 0.05, 0.2)):
             raise UserError(f"another process is working in {folder}; wait for it or stop it first")

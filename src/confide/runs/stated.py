@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from confide.errors import UserError
+from confide.files import check_plain
 from confide.privacy import ledger
 from confide.privacy.guarantee import EXAMPLES, STARTING_MODEL, Statement, statement
 from confide.privacy.ledger import Ledger
@@ -17,6 +18,7 @@ SUMMARY = "summary.json"
 
 
 def summary_of(folder: Path) -> dict[str, Any]:
+    check_plain(folder)
     summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text())
     return summary
 
@@ -27,10 +29,10 @@ def summary_if_finished(folder: Path) -> dict[str, Any] | None:
 
 def stated(folder: Path, curve: bool = True) -> Statement:
     """Make the statement of a run from its ledger, which has to be as long as the checkpoint says."""
+    check_plain(folder)
     book = Ledger.read(folder / ledger.FILE)
     if (folder / checkpoint.FILE).exists():
-        saved = checkpoint.load(folder)
-        check_tail(folder, book, saved.ledger_count, saved.ledger_head)
+        check_tail(folder, book, checkpoint.load(folder))
     return statement(book, curve)
 
 
@@ -89,12 +91,19 @@ def _same(held: Any, computed: Any) -> bool:
     return bool(held == computed)
 
 
-def check_tail(folder: Path, book: Ledger, count: int, head: str) -> None:
+def check_tail(folder: Path, book: Ledger, saved: checkpoint.Saved) -> None:
     """The checkpoint remembers how long the ledger was: lines missing at the end would be an under-count."""
-    if book.count < count:
+    if book.count < saved.ledger_count:
         raise UserError(
-            f"{folder / ledger.FILE} has {book.count} releases but the checkpoint was written after {count}; "
-            f"lines are missing at its end. The privacy spent cannot be stated from this file"
+            f"{folder / ledger.FILE} has {book.count} releases but the checkpoint was written after "
+            f"{saved.ledger_count}; lines are missing at its end. The privacy spent cannot be stated from this file"
         )
-    if head not in book.heads:
+    if saved.ledger_head not in book.heads:
         raise UserError(f"{folder / ledger.FILE} is not the ledger that the checkpoint was written with")
+    unpaid = [step for step in range(saved.state.step) if step not in book.latest]
+    if unpaid or saved.state.step < 0:
+        raise UserError(
+            f"{folder / checkpoint.FILE} is of step {saved.state.step}, but {folder / ledger.FILE} has no line for "
+            f"step {unpaid[0] if unpaid else 0}: a checkpoint is never ahead of its ledger. Put back the "
+            "two that belong together"
+        )
