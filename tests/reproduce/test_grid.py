@@ -211,7 +211,8 @@ def test_what_cannot_be_reproduced_is_refused_before_a_folder_is_made(
 
 
 def check_result(document: dict[str, Any]) -> None:
-    assert set(document) == {"rows", "claims"}
+    assert set(document) == {"command", "rows", "claims"}
+    assert document["command"].startswith("confide reproduce norm/")
     assert document["rows"]
     for claim in document["claims"]:
         assert set(claim) == {"claim", "value", "threshold", "holds"}

@@ -18,8 +18,9 @@ def reproduce(
         typer.Argument(
             help="norm/quadratics, norm/table1, or pfl-asr/ with table1 (noise, clipping), table4 (cohort, seed), "
             "table6 (IID), table8 (optimisers), table13 (FedProx), table15 (seed quality), table21 (sizes), "
-            "figure5 (norms), imbalance (constructed starts); or car/ with figure2 (four combinations), table1 (FL, "
-            "DP), table2 (clients), table3 (AG News), figure7 (arXiv)."
+            "figure5 (norms), imbalance (constructed starts), groups (noise on some tensors), bounds (C), clients "
+            "(IID, FedProx), transfer (rates), starts (imbalance of models); or car/ with figure2 (four "
+            "combinations), table1 (FL, DP), table2 (clients), table3 (AG News), figure7 (arXiv)."
         ),
     ],
     dataset: Annotated[
@@ -66,6 +67,10 @@ def reproduce(
             f"cannot reproduce {what!r}; expected norm/quadratics, norm/table1, pfl-asr/TABLE or car/TABLE; see --help"
         )
     if as_json:
-        print_json({"rows": result.rows, "claims": result.claims})
+        own = {"dataset": dataset, "limit": limit, "seeds": seeds} | ({"encoder": encoder} if paper == "car" else {})
+        own |= {"epsilons": epsilons} if what == "norm/table1" else {}
+        said = [f"--{name} {value}" for name, value in own.items() if value is not None]
+        command = " ".join(["confide reproduce", what, *said])
+        print_json({"command": command, "rows": result.rows, "claims": result.claims})
         return
     print(result.text)

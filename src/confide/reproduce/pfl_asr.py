@@ -17,22 +17,28 @@ from typing import Any
 
 from confide.build import make_loop
 from confide.errors import UserError
-from confide.federated.symmetry import imbalance
+from confide.federated.symmetry import balancing_factors, imbalance
 from confide.files import write_atomically
 from confide.privacy.accountant import shown
+from confide.randomness import generator
 from confide.recipe import Recipe, load
 from confide.report.figures.layer import draw_layers
 from confide.report.figures.speech import draw_clipping, draw_imbalance
-from confide.reproduce.grid import Result, claim_text, run_groups, text_table, train_once, write_rows
+from confide.reproduce.grid import Result, claim, claim_text, run_groups, text_table, train_once, write_rows
 from confide.reproduce.speech_claims import claims_of
 from confide.reproduce.speech_tables import FRESH, SEED, SIZES, TABLES, Cell, noisy
 from confide.run import Loop
 from confide.runs.records import evaluate
 from confide.runs.simulation import simulate
-from confide.speech.model import kind_of
-from confide.speech.symmetry import unbalanced
+from confide.speech.model import initial_parameters, kind_of
+from confide.speech.symmetry import model_scalings, unbalanced, whisper_scalings
 
 BASES = {"audiomnist": "speech/digits", "synthetic": "speech/embedded"}
+OTHERS = {
+    "audiomnist": ("task.corpus.share=75", "task.test={kind: audiomnist, subset: train, share: 25}"),
+    "synthetic": ("task.test.population=federated", "task.test.seed=1"),
+}
+"""Where rates are tried: on people of the users' kind who are not in the test; of AudioMNIST, on users left out."""
 _LAST = 8  # steps over which the training loss at the end is averaged
 
 
@@ -63,7 +69,7 @@ def measure(recipe: Recipe) -> dict[str, Any]:
     return {
         "start": start["wer"], "wer": end["wer"], "cer": end["cer"], "curve": curve, "seconds": state.seconds,
         "epsilon": epsilon, "snr": {kind: mean(values) for kind, values in ratios.items()},
-        "parameters": loop.layout.size, "loss": mean(losses[-_LAST:]),
+        "parameters": loop.layout.size, "loss": mean(losses[-_LAST:]), "test_loss": end["test_loss"],
         "deltas": {kind: mean(values) for kind, values in deltas.items()},
         "imbalance": imbalance(loop.layout.views(begun.parameters), loop.task.scalings),
     }  # fmt: skip
@@ -76,7 +82,7 @@ def _ratios(names: Sequence[str], layers: dict[str, Any]) -> dict[str, float]:
         own = squares.setdefault(kind_of(name), [0.0, 0.0])
         own[0] += signal**2
         own[1] += noise**2
-    return {kind: math.sqrt(signal / noise) for kind, (signal, noise) in squares.items()}
+    return {kind: math.sqrt(signal / noise) for kind, (signal, noise) in squares.items() if noise > 0}
 
 
 def reproduce(what: str, folder: Path, dataset: str, seeds: int, workers: int, quiet: bool = False) -> Result:
@@ -84,12 +90,14 @@ def reproduce(what: str, folder: Path, dataset: str, seeds: int, workers: int, q
 
     Finished cells of all tables of a dataset are in one file beside the tables, because some tables share runs.
     """
-    if what not in (*TABLES, "figure5"):
-        raise UserError(f"cannot reproduce pfl-asr/{what}; expected one of {', '.join(TABLES)}, figure5")
+    if what not in (*TABLES, "figure5", "starts"):
+        raise UserError(f"cannot reproduce pfl-asr/{what}; expected one of {', '.join(TABLES)}, figure5, starts")
     if dataset not in BASES:
         raise UserError(f"--dataset {dataset}: expected one of {', '.join(BASES)}")
     if what == "figure5":
         return _figure5(folder, dataset, workers, quiet)
+    if what == "starts":
+        return _starts(folder, dataset, workers, quiet)
     table, base = TABLES[what](), BASES[dataset]
     starts = {cell.start for cell in table} - {FRESH}
     places = {start: _seed_model(base, start, folder.parent / f"{dataset}-seeds", workers, quiet) for start in starts}
@@ -100,12 +108,12 @@ def reproduce(what: str, folder: Path, dataset: str, seeds: int, workers: int, q
         changes = [*_begin(cell.start, places), *resolve(cell.changes), *tried, f"run.seed={seed}"]
         return load(f"{base}/federated", changes)
 
-    tries = [[recipe_of(cell, tried, 0) for tried in cell.best_of if len(cell.best_of) > 1] for cell in table]
-    tuned = run_groups(kept, tries, measure, workers, label, quiet)
-    best = [
-        min(zip((value["wer"] for value in own), cell.best_of, strict=True))[1] if own else cell.best_of[0]
-        for cell, own in zip(table, tuned, strict=True)
-    ]
+    def tried_on_others(cell: Cell, tried: tuple[str, ...]) -> Recipe:
+        return recipe_of(cell, (*tried, *OTHERS[dataset]), 0)
+
+    wanted = [cell if len(cell.best_of) > 1 and not cell.chosen_by else None for cell in table]
+    tries = [[tried_on_others(cell, tried) for tried in cell.best_of] if cell else [] for cell in wanted]
+    best = _choose(table, run_groups(kept, tries, measure, workers, f"{label}, rates", quiet))
     cells = [[recipe_of(cell, tried, n) for n in range(seeds)] for cell, tried in zip(table, best, strict=True)]
     groups = run_groups(kept, cells, measure, workers, label, quiet)
     rows = [_row(*row) for row in zip(table, best, groups, strict=True)]
@@ -117,6 +125,54 @@ def reproduce(what: str, folder: Path, dataset: str, seeds: int, workers: int, q
         draw_imbalance(folder / "imbalance.png", rows)
     claims = claims_of(what, rows)
     return Result(rows, claims, _text(what, dataset, seeds, rows, claims, folder))
+
+
+def _starts(folder: Path, dataset: str, workers: int, quiet: bool) -> Result:
+    """How unbalanced models are that nobody constructed: fresh ones, our seed, and Whisper's encoders."""
+    from safetensors.torch import load_file
+
+    from confide.encoders.frames import FrameEncoder
+    from confide.encoders.weights import find
+
+    base = BASES[dataset]
+    settings: Any = load(f"{base}/seed").task
+    whole = _seed_model(base, SEED, folder.parent / f"{dataset}-seeds", workers, quiet)
+    models = {
+        "fresh, 3 blocks": (initial_parameters(settings.model, generator(0, "model")), model_scalings(settings.model)),
+        f"seed of {dataset}, by Adam": (load_file(whole / "model.safetensors"), model_scalings(settings.model)),
+    }
+    for source in ("whisper-tiny.en", "whisper-base.en"):
+        if find(source, "speech") is not None:
+            encoder = FrameEncoder(source)
+            blocks = [f"layers.{index}" for index in range(len(encoder.layers))]
+            models[f"encoder of {source}"] = (encoder.model.state_dict(), whisper_scalings(blocks))
+    rows: list[dict[str, Any]] = [
+        {"start": name, "imbalance": round(imbalance(parameters, scalings), 2)}
+        | {
+            kind: round(math.exp(-2 * mean(math.log(factor) for factor in found)), 2)
+            for kind in ("attention", "mlp")
+            for found in [[v for k, v in balancing_factors(parameters, scalings).items() if k.endswith(kind)]]
+        }
+        for name, (parameters, scalings) in models.items()
+    ]
+    write_rows(folder, rows)
+    most = max((row for row in rows), key=lambda row: float(row["imbalance"]))
+    what = f"the most unbalanced of these ({most['start']}) is as unbalanced as the constructed start with c = 3"
+    claims = [claim(what, most["imbalance"], 45.0, most["imbalance"] >= 45)]
+    title = "Imbalance from the weights alone: of updates per coordinate, LayerNorms over the matrices behind them"
+    return Result(
+        rows, claims, "\n".join([title, *text_table(rows, list(rows[0])), *(claim_text(one, ".2f") for one in claims)])
+    )
+
+
+def _choose(table: Sequence[Cell], tuned: Sequence[Sequence[dict[str, Any]]]) -> list[tuple[str, ...]]:
+    """What each row uses: the least test loss of what was tried, which tells more than word errors near 100 %."""
+    found = [
+        min(zip((value["test_loss"] for value in own), cell.best_of, strict=True))[1] if own else cell.best_of[0]
+        for cell, own in zip(table, tuned, strict=True)
+    ]
+    by_name = {cell.tuned: each for cell, each in zip(table, found, strict=True) if not cell.chosen_by}
+    return [by_name[cell.chosen_by] if cell.chosen_by else each for cell, each in zip(table, found, strict=True)]
 
 
 def _figure5(folder: Path, dataset: str, workers: int, quiet: bool) -> Result:
@@ -174,6 +230,8 @@ def _row(cell: Cell, chosen: tuple[str, ...], values: list[dict[str, Any]]) -> d
         "runs": len(wers), "norms": round(mean(_norms(v["deltas"]) for v in values), 3),
         "imbalance": round(values[0]["imbalance"], 3),
     }  # fmt: skip
+    if "test_loss" in values[0]:
+        row["test_loss"] = round(mean(v["test_loss"] for v in values), 3)
     row["chosen"] = " ".join(chosen)
     row["snr"] = " ".join(f"{kind} {mean(v['snr'][kind] for v in values):.3g}" for kind in values[0]["snr"])
     return row
@@ -188,7 +246,7 @@ def _norms(deltas: dict[str, float]) -> float:
 def _text(
     what: str, dataset: str, seeds: int, rows: list[dict[str, Any]], claims: list[dict[str, Any]], folder: Path
 ) -> str:
-    shown = [name for name in rows[0] if name not in ("snr", "chosen", "runs", "imbalance")]
+    shown = [name for name in rows[0] if name not in ("snr", "chosen", "runs", "imbalance", "test_loss")]
     title = f"PFL-ASR {what} on {dataset}: word error rate, %, mean of {seeds} runs; the paper's test WER beside it"
     said = [claim_text(one, ".2f") for one in claims]
     return "\n".join([title, *text_table(rows, shown), "", *said, f"rows: {folder / 'rows.csv'}"])
