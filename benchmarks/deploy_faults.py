@@ -3,8 +3,7 @@
 python benchmarks/deploy_faults.py [--processes] [--rounds 20] [--share 0.3] [--clients 20]
 
 With --processes server and clients are processes that speak gRPC over TLS; in every round some clients get SIGKILL and
-are started again at once. Flower lets one in again when its silence was noticed, after 20 s at most, and a round waits
-as long. Otherwise clients are real ones without a network (`support.rehearsal`); a killed one fails before or
+are started again at once. Otherwise clients are real ones without a network (`support.rehearsal`); a killed one fails before or
 during its training: it never answers, or fails with an error. The loop, ledger and noise are a run's own.
 """
 
@@ -93,7 +92,7 @@ def rehearsed(recipe: Recipe, clients: int, share: float) -> str:
             ends[at] = str(draw.choice(["lost", "killed while training"])) if dies else ""
         return ends[at]
 
-    terms = Terms(deadline=3.0, poll=0.01, minimum=0.3)
+    terms = Terms(deadline=3.01, minimum=0.3)
     loop, state = run_over(recipe, engine(clients, fate, terms))
     return (
         f"{state.step} of {recipe.run.steps} rounds, {killed} of {asked} clients killed ({killed / asked:.0%})\n"

@@ -3,7 +3,7 @@
 python benchmarks/deploy_large.py [--parameters 540000000]
 
 One client, whose training hardly takes time. The default needs 16 GB of memory and some ten minutes; a smaller model
-goes the same way. The server's peak has its SuperLink's in it.
+goes the same way.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> None:
         server = here.serve(path, "--wait-for", 1, "--minimum", 1, "--deadline", 36_000)
 
         def done() -> bool:
-            for name, process in (("server and SuperLink", server), ("client", client)):
+            for name, process in (("server", server), ("client", client)):
                 found = peak_mib(process.pid or 0)
                 if found is not None:
                     peaks[name] = max(peaks.get(name, 0.0), found)

@@ -1,4 +1,4 @@
-"""A federation of real processes on this machine: server, SuperLink and clients, over TLS, for tests and measurements.
+"""A federation of real processes on this machine: server and clients, over TLS, for tests and measurements.
 
 Every process runs a `confide` command with its own memory and its own connection (`support.warm`).
 """

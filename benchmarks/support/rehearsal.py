@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from typing import Any
 from confide.build import make_loop
 from confide.deploy.client import TrainingClient
 from confide.deploy.deployment import remote_engine
+from confide.deploy.link import Came, Event, NodeId, Reply
 from confide.deploy.parcels import Parcel
 from confide.deploy.policy import Policy, accepting
 from confide.deploy.refusals import code_of, meaning
-from confide.deploy.remote import Remote, Reply, Terms
+from confide.deploy.remote import JOIN, Remote, Terms
 from confide.errors import UserError
 from confide.federated.state import State
 from confide.federated.task import Task
@@ -22,7 +24,7 @@ from confide.privacy.plan import Plan
 from confide.recipe import Recipe
 from confide.run import Loop
 
-Fate = Callable[[str, int, Parcel], str]
+Fate = Callable[[str, Any, Parcel], str]
 """What becomes of a parcel on its way: "" if it arrives, "lost", or a reason for which the client fails."""
 
 
@@ -30,37 +32,52 @@ Fate = Callable[[str, int, Parcel], str]
 class Local:
     """Parcels are answered when somebody looks for the reply."""
 
-    members: dict[int, Any]
+    members: dict[Any, Any]
     fate: Fate = lambda kind, node, parcel: ""
-    waiting: dict[str, tuple[str, int, Parcel]] = field(default_factory=dict)
+    waiting: dict[int, tuple[str, NodeId, Parcel]] = field(default_factory=dict)
+    here: set[NodeId] = field(default_factory=set)
     tickets: int = 0
     closed: bool = False
+    arrays: int = 0
 
-    def nodes(self) -> set[int]:
-        return set(self.members)
-
-    def ask(self, kind: str, parcels: Sequence[tuple[int, Parcel]], seconds: float) -> list[str | None]:
-        sent: list[str | None] = []
+    def ask(self, kind: str, parcels: Sequence[tuple[NodeId, Parcel]], seconds: float) -> list[int]:
+        sent = []
         for node, parcel in parcels:
             self.tickets += 1
-            self.waiting[str(self.tickets)] = (kind, node, parcel)
-            sent.append(str(self.tickets))
+            self.waiting[self.tickets] = (kind, node, parcel)
+            sent.append(self.tickets)
         return sent
 
-    def replies(self, tickets: Iterable[str]) -> list[Reply]:
-        for ticket in tickets:
-            kind, node, parcel = self.waiting[ticket]
-            end = self.fate(kind, node, parcel)
-            if end == "lost":
-                continue
-            del self.waiting[ticket]
-            if end:
-                return [Reply(ticket, node, None, end)]
-            try:
-                return [Reply(ticket, node, self.members[node].answer(kind, parcel))]
-            except UserError as error:
-                return [Reply(ticket, node, None, meaning(code_of(error)))]
+    def events(self, seconds: float) -> list[Event]:
+        came = self.members.keys() - self.here
+        self.here |= came
+        if came:
+            return [Came(node) for node in sorted(came)]
+        joins = [ticket for ticket, (kind, _, _) in self.waiting.items() if kind == JOIN]
+        if joins:
+            return [each for ticket in joins for each in self._answer(ticket)]
+        for ticket in list(self.waiting):
+            answered = self._answer(ticket)
+            if answered:
+                return answered
+        time.sleep(min(max(seconds, 0.0), 0.01))
         return []
+
+    def _answer(self, ticket: int) -> list[Event]:
+        kind, node, parcel = self.waiting[ticket]
+        end = self.fate(kind, node, parcel)
+        if end == "lost":
+            return []
+        del self.waiting[ticket]
+        if end:
+            return [Reply(ticket, node, None, end)]
+        try:
+            return [Reply(ticket, node, self.members[node].answer(kind, parcel))]
+        except UserError as error:
+            return [Reply(ticket, node, None, meaning(code_of(error)), code_of(error))]
+
+    def drop(self, node: NodeId) -> None:
+        self.members.pop(node, None)
 
     def close(self) -> None:
         self.closed = True
@@ -100,6 +117,6 @@ def engine(
         link = Local(dict(members))
         if fate is not None:
             link.fate = fate
-        return remote_engine(recipe, task, plan, link, shares, terms or Terms(deadline=60.0, poll=0.0))
+        return remote_engine(recipe, task, plan, link, shares, terms or Terms(deadline=60.0))
 
     return make

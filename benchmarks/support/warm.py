@@ -22,7 +22,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 # Once for all: the process that forks the others is started with the first of them. What is not installed is left out.
 CONTEXT.set_forkserver_preload(
     ["confide.cli", "confide.runs.folder", "confide.report.page", "dp_accounting", "confide.deploy.deployment",
-     "confide.deploy.node", "confide.deploy.superlink", "confide.encoders.server", "confide.retrieval.task",
+     "confide.deploy.node", "confide.deploy.hub", "confide.encoders.server", "confide.retrieval.task",
      "confide.speech.task", "confide.engines.processes", "transformers.models.bert.modeling_bert",
      "transformers.models.llama.modeling_llama"]
 )  # fmt: skip

@@ -126,9 +126,10 @@ class Loop:
             release = Release(
                 self.plan, event, cohort, t, self.ledger, self.environment, self._repeats, from_users=traits.noisy
             )
-            if traits.noisy:
-                release.record()
             try:
+                self.engine.gather(cohort, t)  # whoever is not there was not asked, and nothing of it was released
+                if traits.noisy:
+                    release.record()
                 tally = self.engine.train(state.parameters, cohort, t, self.total, rule.told)
             except Abandoned as too_few:
                 if left == 0:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import pytest
 
 from confide import recipe
-from confide.errors import UserError
-
-pytest.importorskip("flwr", reason="deployment needs the extra deploy")
-
 from confide.deploy.deployment import check_deployable
+from confide.errors import UserError
 
 
 @pytest.mark.parametrize(

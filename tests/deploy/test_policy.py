@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("flwr", reason="deployment needs the extra deploy")
-
 from confide.build import make_task
 from confide.deploy import keys, refusals
 from confide.deploy.client import TrainingClient

@@ -48,7 +48,7 @@ def make(rule: str = "clip", vote: bool = False, weights: np.ndarray | None = No
     books = Books(LAYOUT, np.full(USERS, 1 / USERS) if weights is None else weights, torch.full((SIZE,), 9.0))
     settings = Bounding.model_validate({"rule": rule, "bound": BOUND})
     call = Call("run", IDENTITY, 4, "nonce")
-    cohort = {user: 100 + user for user in range(USERS - 1)}  # the last user is not drawn
+    cohort: dict[int, int | str | None] = {user: 100 + user for user in range(USERS - 1)}  # the last user is not drawn
     return Round(call, cohort, books, bounder(settings, LAYOUT), 10.0, vote, clock=clock), clock
 
 

@@ -10,8 +10,6 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
-pytest.importorskip("flwr", reason="deployment needs the extra deploy")
-
 from confide import recipe
 from confide.deploy import refusals
 from confide.deploy.deployment import Client, check_deployable
@@ -191,26 +189,27 @@ def test_the_server_hears_a_code_and_no_word_of_a_file(tmp_path: Path) -> None:
 
 
 def test_an_error_that_travels_carries_a_code() -> None:
-    from flwr.app import Message
-    from flwr.supercore.task_identity import TaskIdentity
-
     from confide.deploy.node import reply_to
-    from confide.deploy.records import to_records
+    from confide.deploy.wire import Incoming, frames
     from confide.errors import UserError
 
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 2, 3
+    class Failing:
+        arrays = 0
+
+        def __init__(self, error: Exception) -> None:
+            self.error = error
+
+        def answer(self, kind: str, parcel: Parcel) -> Parcel:
+            raise self.error
+
     said = list[str]()
+    asked = Incoming.begin(next(frames(1, "join", Parcel({}))), 0)
     for error, code in (
         (UserError("/home/me/notes.tsv: swordfish"), refusals.FAILED),
         (ValueError("swordfish"), refusals.FAILED),
         (RefusedByClient(refusals.NOISE, "swordfish"), refusals.NOISE),
     ):
-
-        def answer(kind: str, parcel: Parcel, error: Exception = error) -> Parcel:
-            raise error
-
-        made = reply_to(Message(to_records(Parcel({})), 1, "query.join", ttl=10), answer, said.append)
-        assert made.error.reason == code
+        assert reply_to(asked, Failing(error), said.append) == (code, Parcel())
     assert all("swordfish" in text for text in said)
     assert refusals.meaning("rm -rf; swordfish") == "for a reason that is not known here"
 

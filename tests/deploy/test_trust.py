@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("flwr", reason="deployment needs Flower: pip install 'confide[deploy]'")
-
 from confide.build import make_task, make_trainer
 from confide.deploy.client import OwnData, TrainingClient
 from confide.deploy.parcels import Parcel
@@ -112,7 +110,7 @@ def test_a_sum_with_too_few_answers_is_never_opened(tiny: str, stage: str) -> No
     def fate(kind: str, node: int, parcel: Parcel) -> str:
         return "gone" if kind == stage and node < 104 else ""
 
-    loop = loop_over(recipe, engine(8, fate, Terms(deadline=60, poll=0, tries=2)))
+    loop = loop_over(recipe, engine(8, fate, Terms(deadline=60, tries=2)))
     loop.total.zero_()
     with pytest.raises(Abandoned, match="4 of 8 users are left"):
         loop.step(loop.start())
@@ -166,7 +164,7 @@ def test_a_client_never_gives_both_shares_and_opens_nothing_small() -> None:
 
 def test_a_sum_beyond_what_honest_clients_can_make_is_thrown_away(tiny: str) -> None:
     recipe = load(tiny, [*WIDE, "privacy.trust=distributed"])
-    loop = loop_over(recipe, engine(8, None, Terms(deadline=60, poll=0, tries=1)))
+    loop = loop_over(recipe, engine(8, None, Terms(deadline=60, tries=1)))
     member = loop.engine.link.members[103]  # type: ignore[attr-defined]
     inner = member.answer
 
@@ -197,7 +195,7 @@ def test_an_abandoned_step_keeps_its_cohort_until_it_is_answered(tiny: str, tmp_
     def fate(kind: str, node: int, parcel: Parcel) -> str:
         return "" if answers or kind != TRAIN else "gone"
 
-    loop = loop_over(recipe, engine(12, fate, Terms(deadline=1, poll=0, tries=1, minimum=1.0), state=tmp_path))
+    loop = loop_over(recipe, engine(12, fate, Terms(deadline=1, tries=1, minimum=1.0), state=tmp_path))
     state = loop.start()
     with pytest.raises(Abandoned):
         loop.step(state)
@@ -216,7 +214,7 @@ def test_the_released_noise_does_not_tell_the_size_of_the_cohort(tiny: str) -> N
     """Amplification counts on nobody knowing who took part; the variance used to be arrived / threshold."""
     sets = ["task={kind: convex/quadratics, users: 20, dimension: 3000, rank: 2}", "sampling.cohort=8"]
     wanted = load(tiny, [*sets, "privacy.trust=distributed", "privacy.noise_multiplier=40", "run.steps=30"])
-    loop = loop_over(wanted, engine(20, terms=Terms(deadline=600, poll=0, tries=1)))
+    loop = loop_over(wanted, engine(20, terms=Terms(deadline=600, tries=1)))
     state, spreads = loop.start(), dict[int, tuple[float, float]]()
     for cohort in (np.arange(0), np.arange(1), np.arange(2), np.arange(3), np.arange(8), np.arange(9), np.arange(20)):
         loop.engine.train(state.parameters, cohort, 0, loop.total)
@@ -233,7 +231,7 @@ def test_cohorts_of_nobody_and_of_one_user_are_released_and_not_tried_for_ever(t
     """A Poisson cohort may be that small; to refuse it would stop the run for good, and to draw again would show it."""
     sets = ["task={kind: convex/quadratics, users: 3, dimension: 20, rank: 2}", "sampling.cohort=1"]
     wanted = load(tiny, [*sets, "privacy.trust=distributed", "run.steps=20"])
-    loop = loop_over(wanted, engine(3, terms=Terms(deadline=60, poll=0, tries=1)))
+    loop = loop_over(wanted, engine(3, terms=Terms(deadline=60, tries=1)))
     state, sizes = loop.start(), list[int]()
     while state.step < 20:
         sizes.append(loop.step(state).tally.users)

@@ -21,8 +21,6 @@ import soundfile
 import torch
 from safetensors.torch import load_file
 
-pytest.importorskip("flwr", reason="deployment needs Flower: pip install 'confide[deploy]'")
-
 from confide.deploy import keys
 from confide.errors import UserError
 from confide.federated.parameters import Layout, flatten
@@ -32,7 +30,7 @@ from confide.recipe import load
 from confide.run import Loop
 from confide.runs import folder
 from confide.runs.simulation import simulate
-from support.loopback import Loopback, free_port, listens
+from support.loopback import Loopback, listens
 
 RECIPE = """\
 task: {kind: convex/quadratics, users: 3, dimension: 6, rank: 3}
@@ -107,7 +105,7 @@ def test_a_federation_with_a_killed_client_and_a_killed_server(tmp_path: Path) -
         # A stranger with a key of its own making, and the right certificate authority.
         stranger = here.confide(
             "deploy", "client", "--server", f"127.0.0.1:{here.port}", "--ca", "keys/ca.pem", "--key",
-            "strange/client-0", "--patience", 3, "--policy", here.policy(9), log="stranger",
+            "strange/client-0", "--patience", 30, "--policy", here.policy(9), log="stranger",
         )  # fmt: skip
         stranger.join(300)
         assert stranger.exitcode == 2
@@ -207,7 +205,7 @@ run: {steps: 5}
 def test_the_audit_of_a_deployment_rings_for_what_is_broken_and_for_nothing_else(
     trust: str, broken: str | None, tmp_path: Path
 ) -> None:
-    """Server, SuperLink and clients are processes; with secure aggregation the clients' own noise is audited."""
+    """Server and clients are processes; with secure aggregation the clients' own noise is audited."""
     words = ["audit", written(tmp_path, AUDITED.replace("TRUST", trust)), "--deployed", "2", "--canaries", "40"]
     smoke = ["--no-power"] if broken is None else ["--break", broken]
     done = subprocess.run(
@@ -347,51 +345,6 @@ def test_clients_with_data_of_their_own_make_the_model_of_one_process(
     check_same(run_three(tmp_path, recipe, words, lambda number: data(number) | {"encoder": encoder}), recipe)
 
 
-@pytest.mark.slow
-def test_the_plain_app_runs_on_a_stock_superlink_and_supernode(tmp_path: Path) -> None:
-    """`flwr run`, with Flower's own programs around it, over TLS with certificates of `confide deploy keys`."""
-    made = tmp_path / "keys"
-    keys.make(made, 1, ["127.0.0.1"])
-    text = RECIPE.replace("users: 3", "users: 1").replace("poisson, cohort: 2", "poisson, cohort: 1")
-    recipe = written(tmp_path, text.replace("steps: 20", "steps: 1"))
-    control, fleet, runtime = (free_port() for _ in range(3))
-    policy = tmp_path / "policy.yaml"
-    policy.write_text(POLICY)
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / "config.toml").write_text(
-        f'[superlink.here]\naddress = "127.0.0.1:{control}"\nroot-certificates = "{made / keys.CA}"\n'
-    )
-    programs = Path(sys.executable).parent
-    environment = os.environ | {"FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-    environment["PATH"] = f"{programs}{os.pathsep}{os.environ['PATH']}"  # Flower's programs look for each other there
-
-    def start(*words: object) -> subprocess.Popen[bytes]:
-        with (tmp_path / "flower.log").open("a") as log:
-            given = [str(programs / str(words[0])), *map(str, words[1:])]
-            return subprocess.Popen(given, env=environment, cwd=tmp_path, stdout=log, stderr=log)
-
-    begun = [
-        start("flower-superlink", "--ssl-ca-certfile", made / keys.CA, "--ssl-certfile", made / keys.SERVER,
-              "--ssl-keyfile", made / keys.SERVER_KEY, "--disable-runtime-dependency-installation", "--host",
-              "127.0.0.1", "--port", control, "--fleet-api-address", f"127.0.0.1:{fleet}"),
-        start("flower-supernode", "--root-certificates", made / keys.CA, "--superlink", f"127.0.0.1:{fleet}",
-              "--node-config", f"users='0' recipe='{recipe}' policy='{policy}'", "--host", "127.0.0.1", "--port",
-              runtime),
-    ]  # fmt: skip
-    try:
-        until(lambda: listens(control) or any(process.poll() is not None for process in begun), tmp_path / "flower.log")
-        assert [process.poll() for process in begun] == [None, None], (tmp_path / "flower.log").read_text()
-        app, config = Path(__file__).parents[2] / "examples" / "flower-app", f"recipe='{recipe}' out='{tmp_path}/run'"
-        assert start("flwr", "run", app, "here", "--run-config", f"users=1 {config}").wait(300) == 0
-        until((tmp_path / "run" / folder.SUMMARY).exists, tmp_path / "flower.log")
-    finally:
-        for process in reversed(begun):
-            process.terminate()
-            process.wait(60)
-    check_same(tmp_path / "run", recipe)
-
-
 def test_a_port_in_use_and_bad_options_say_what_to_do(
     tmp_path: Path, command: Callable[..., tuple[int, str, str]], tiny: str
 ) -> None:
@@ -420,7 +373,7 @@ def test_a_port_in_use_and_bad_options_say_what_to_do(
         (("client", tiny, "--plain"), "confide deploy client --init"),
         (("client", tiny, *policy, "--server", "127.0.0.1:8"), "does not name the server 127.0.0.1:8"),
         (("client", tiny, *policy, "--users", "12"), "the recipe's corpus has users 0 to 11"),
-        (("keys", tmp_path / "keys", "--clients", "1"), "keys are never overwritten"),
+        (("keys", "make", tmp_path / "keys", "--clients", "1"), "keys are never overwritten"),
     ):
         code, _, said = command("deploy", *words)
         assert code == 2, words
@@ -443,8 +396,8 @@ def test_an_expired_certificate_and_a_server_that_cannot_be_trusted(
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(new / keys.SERVER, new / keys.SERVER_KEY)
-    from confide.deploy.node import Access, check_reachable
-    from confide.deploy.superlink import Address
+    from confide.deploy.address import Access, Address
+    from confide.deploy.node import check_reachable
 
     other = tmp_path / "other"
     keys.make(other, 1, ["127.0.0.1"])

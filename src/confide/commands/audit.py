@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from confide.commands.deploy import needs_flower
+from confide.commands.deploy import needs_grpc
 from confide.commands.options import Json, Sets, Workers, recipe_argument
 from confide.commands.printing import print_json
 
@@ -81,7 +81,7 @@ def audit(
         if deployed is None:
             found = auditing.audit(wanted, canaries, watch, broken=broken, task=task, workers=workers)
         else:
-            needs_flower()
+            needs_grpc()
             from confide.deploy.audit import audit_deployed
 
             found = audit_deployed(wanted, deployed, canaries, watch, broken=broken, task=task)

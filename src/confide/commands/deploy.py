@@ -1,4 +1,4 @@
-"""`confide deploy`: a server and clients on real machines, over Flower."""
+"""`confide deploy`: a server and clients on real machines, over gRPC."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ app = typer.Typer(
     help="""Train with clients that keep their data on their own machines, over gRPC with TLS (needs confide\\[deploy]).
 
 \b
-  confide deploy keys keys --clients 3 --host server.example     certificates and keys, once
+  confide deploy keys make keys --clients 3 --host server.example     certificates and keys, once
   confide deploy server RECIPE --out runs/a --keys keys          on the server
   confide deploy client --init policy.yaml                       on each client: read it and change it
   confide deploy client --policy policy.yaml --server server.example:9092 --ca ca.pem --key client-0 --user 0
@@ -28,8 +28,23 @@ app = typer.Typer(
 Plain = Annotated[bool, typer.Option("--plain", help="No TLS and no keys: for a closed test network only.")]
 
 
-@app.command()
-def keys(
+secrets = typer.Typer(
+    no_args_is_help=True,
+    help="""Make, add, rotate and revoke the keys of a federation.
+
+A server that runs sees a change of its folder within seconds: a key that was revoked or rotated is cut.
+""",
+)
+app.add_typer(secrets, name="keys")
+Folder = Annotated[Path, typer.Argument(help="The folder that `confide deploy keys make` made.")]
+Days = Annotated[float, typer.Option(help="How long certificates are valid.")]
+Public = Annotated[
+    Path | None, typer.Option(help="The public half of a key that the client made itself (`keys request`).")
+]
+
+
+@secrets.command()
+def make(
     folder: Annotated[Path, typer.Argument(help="A new folder for certificates and keys.")],
     clients: Annotated[int, typer.Option(min=1, help="How many clients get a key pair.")],
     host: Annotated[
@@ -38,9 +53,9 @@ def keys(
     users: Annotated[
         int | None, typer.Option(min=1, help="For a simulation: so many users, dealt to the clients in turn.")
     ] = None,
-    days: Annotated[float, typer.Option(help="How long the certificates are valid.")] = 90,
+    days: Days = 90,
 ) -> None:
-    """Make a certificate authority, the server's certificate, and a key pair for each client.
+    """Make a certificate authority, the server's certificate, and a key with a certificate for each client.
 
     The server keeps the folder. Client i needs ca.pem and its own client-i, nothing else. federation.json says which
     key speaks for which users; who has no key in it gets nothing.
@@ -54,6 +69,54 @@ def keys(
     )
 
 
+@secrets.command()
+def request(file: Annotated[Path, typer.Argument(help="A new file for the private key.")]) -> None:
+    """Make a key on the client's own machine; only FILE.pub has to leave it."""
+    from confide.deploy import keys as making
+
+    public = making.request(file)
+    print(f"hand {public} to the server's operator, and put the certificate that you get into {file}.pem")
+
+
+@secrets.command()
+def add(
+    folder: Folder,
+    name: Annotated[str, typer.Argument(help="What the client is called.")],
+    users: Annotated[str, typer.Option(help="The users that it speaks for: the next numbers, for example 3 or 3,4.")],
+    public: Public = None,
+    days: Days = 90,
+) -> None:
+    """Let one more client in. The population grows, so a run that has begun goes on without it."""
+    from confide.deploy import keys as making
+
+    making.add(folder, name, _users(users), public, days)
+    print(f"give {folder / name}{'.pem' if public else ''} and ca.pem to {name}")
+
+
+@secrets.command()
+def rotate(
+    folder: Folder,
+    name: Annotated[str, typer.Argument(help="The client, or `server`.")],
+    public: Public = None,
+    days: Days = 90,
+) -> None:
+    """Give a client or the server a new key. A client's old key is not let in from then on."""
+    from confide.deploy import keys as making
+
+    making.rotate(folder, name, public, days)
+    what = "start the server again" if name == "server" else f"give {folder / name}{'.pem' if public else ''} to {name}"
+    print(f"{name} has a new key; {what}")
+
+
+@secrets.command()
+def revoke(folder: Folder, name: Annotated[str, typer.Argument(help="The client.")]) -> None:
+    """Let a client in no more. Its users still count as users; `rotate` gives it a new key."""
+    from confide.deploy import keys as making
+
+    making.revoke(folder, name)
+    print(f"{name} is not let in any more; a server that runs cuts it within seconds")
+
+
 @app.command(cls=OpensRecipes)
 def server(
     recipe: Annotated[
@@ -61,7 +124,7 @@ def server(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run. One that holds this run goes on.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
-    keys: Annotated[Path | None, typer.Option(help="The folder that `confide deploy keys` made.")] = None,
+    keys: Annotated[Path | None, typer.Option(help="The folder that `confide deploy keys make` made.")] = None,
     listen: Annotated[str, typer.Option(help="Address and port for the clients.")] = "0.0.0.0:9092",
     deadline: Annotated[float, typer.Option(min=0.1, help="Seconds that a round waits for answers.")] = 600,
     minimum: Annotated[
@@ -81,7 +144,7 @@ def server(
     with those who answered by the deadline; the sum is divided by the expected cohort and gets its whole noise all the
     same. Ctrl-C stops after the step; the same command, or --resume RUN, goes on.
     """
-    needs_flower()
+    needs_grpc()
     from confide.deploy.deployment import Hosting, serve
     from confide.deploy.remote import Terms
     from confide.recipe import load
@@ -134,14 +197,14 @@ def client(
     code that is installed here. Its policy says which data and encoder it uses, whom it answers, and what trust, noise
     and epsilon it wants at least: it shows what it is asked for, and refuses what is below.
     """
-    needs_flower()
+    needs_grpc()
     import torch
 
     from confide.deploy import keys as making
+    from confide.deploy.address import Access, Address
     from confide.deploy.deployment import Client
-    from confide.deploy.node import Access, serve
+    from confide.deploy.node import serve
     from confide.deploy.policy import read_policy, write_policy
-    from confide.deploy.superlink import Address
     from confide.recipe import load
 
     authority = None if ca is None else making.fingerprint(ca)
@@ -156,7 +219,7 @@ def client(
     decided.check_server(server, authority)
     torch.set_num_threads(1)
     own = None if recipe is None else load(recipe, set_ or [])
-    serve(access, Client(decided, own_users, own).answer, patience)
+    serve(access, Client(decided, own_users, own), patience)
 
 
 def _users(text: str) -> list[int]:
@@ -167,6 +230,6 @@ def _users(text: str) -> list[int]:
     return parse_numbers("users", text, int, fits, expected)
 
 
-def needs_flower() -> None:
-    if importlib.util.find_spec("flwr") is None:
-        raise UserError("deployment needs Flower: pip install 'confide[deploy]'")
+def needs_grpc() -> None:
+    if importlib.util.find_spec("grpc") is None or importlib.util.find_spec("msgpack") is None:
+        raise UserError("deployment needs gRPC: pip install 'confide[deploy]'")

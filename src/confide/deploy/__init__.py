@@ -1,1 +1,1 @@
-"""Clients on other machines, over Flower: what a round is, what a client does, and the way between them."""
+"""Clients on other machines, over gRPC: what a round is, what a client does, and the way between them."""

@@ -1,6 +1,6 @@
 """The audit of a deployment: a server and clients in processes of their own, over gRPC with TLS, on this machine.
 
-Everything is what `confide deploy` runs: keys, SuperLink, rounds, secure aggregation, the clients' own bounds and
+Everything is what `confide deploy` runs: keys, streams, rounds, secure aggregation, the clients' own bounds and
 noise. Only the clients' training is replaced: every user of the federation is a canary, and answers with a canary's
 update. A client speaks for many of them, as a canary with a process of its own would take a machine for every hundred.
 
@@ -22,8 +22,9 @@ from torch import Tensor
 
 from confide.build import RemoteEngine
 from confide.deploy import keys
+from confide.deploy.address import Access, Address
 from confide.deploy.client import TrainingClient
-from confide.deploy.deployment import LOG, check_deployable, remote_engine
+from confide.deploy.deployment import check_deployable, remote_engine
 from confide.deploy.masked import Masked
 from confide.deploy.policy import accepting
 from confide.deploy.remote import Remote, Terms
@@ -42,7 +43,7 @@ from confide.runs.broken import Break, BrokenSource, share_of
 from confide.runs.canaries import Planting
 
 _HOST = "127.0.0.1"
-_POLL, _PATIENCE = 0.03, 30.0
+_PATIENCE = 30.0
 
 
 def audit_deployed(
@@ -83,19 +84,20 @@ class Crew:
     clients: int
     broken: Break | None
     folder: Path
-    """For keys and the log of the SuperLink."""
+    """For keys."""
 
 
 class Loopback:
     """An engine that brings its clients along, and ends them when it is closed."""
 
     def __init__(self, crew: Crew, wanted: Recipe, task: Task, plan: Plan) -> None:
-        from confide.deploy.superlink import Address, SuperLink, free_port
+        from confide.deploy.hub import Hub
 
         users, secrets = len(plan.weights), crew.folder / "keys"
         federation = keys.make(secrets, min(crew.clients, users), [_HOST], users)
-        address, self.clients = Address(_HOST, free_port()), list[BaseProcess]()
-        link = SuperLink(address, secrets, federation, crew.folder / LOG)
+        listening, self.clients = Address(_HOST, 0).listen(), list[BaseProcess]()
+        address = Address(_HOST, listening.getsockname()[1])
+        link = Hub(listening, secrets)
         try:
             for node in federation.nodes:
                 given = ClientStart(crew.planting, node.users, str(address), secrets, node.name, crew.broken)
@@ -105,7 +107,7 @@ class Loopback:
             link.close()
             self._end()
             raise
-        terms = Terms(deadline=120, join=120, poll=_POLL)
+        terms = Terms(deadline=120, join=120)
         try:
             self.remote: Remote = remote_engine(wanted, task, plan, link, link.registry, terms, users)
         except BaseException:  # which has closed the link
@@ -117,6 +119,9 @@ class Loopback:
     @property
     def traits(self) -> Traits:
         return self.remote.traits
+
+    def gather(self, cohort: np.ndarray, step: int) -> None:
+        self.remote.gather(cohort, step)
 
     def train(
         self, central: Tensor, cohort: np.ndarray, step: int, total: Tensor, bounds: Tensor | None = None
@@ -159,8 +164,7 @@ def _answer(given: ClientStart) -> None:
     """The life of a client whose users are canaries."""
     import torch
 
-    from confide.deploy.node import Access, serve
-    from confide.deploy.superlink import Address
+    from confide.deploy.node import serve
 
     torch.set_num_threads(1)
     wanted, planted = Recipe.model_validate_json(given.planting.recipe), given.planting.task()
@@ -168,7 +172,7 @@ def _answer(given: ClientStart) -> None:
     member = CanaryClient(wanted, task, given.users, accepting(given.keys / "state"), lambda text: None)
     member.trainer, member.broken = given.planting.trainer(planted), given.broken
     access = Access(Address.parse(given.server), given.keys / keys.CA, given.keys / given.name)
-    serve(access, member.answer, _PATIENCE, _POLL, lambda text: None)
+    serve(access, member, _PATIENCE, lambda text: None)
 
 
 class CanaryClient(TrainingClient):

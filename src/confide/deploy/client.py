@@ -120,6 +120,11 @@ class TrainingClient:
         weights = np.zeros(max(users) + 1)  # each user's comes with the question
         self.trainer = PartTrainer(task, self.layout, recipe.local, rule, weights, recipe.run.seed, like)
 
+    @property
+    def arrays(self) -> int:
+        """Bytes of the model, which is all that a question may hold."""
+        return self.sum.numel() * self.sum.element_size()
+
     def answer(self, kind: str, parcel: Parcel) -> Parcel:
         if kind == JOIN:
             return self._join(parcel.facts)

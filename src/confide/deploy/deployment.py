@@ -1,4 +1,4 @@
-"""A deployment from its options: the server's run over a SuperLink, and a client's life.
+"""A deployment from its options: the server's run over its streams, and a client's life.
 
 The server builds the recipe's task for its model and its test data. If the task has as many users as the federation,
 the clients are taken to hold slices of that very corpus (a simulation over a real network); otherwise users are only
@@ -10,20 +10,21 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # before anything of Flower is imported
-
 from confide.build import make_task
 from confide.deploy import keys, refusals
+from confide.deploy.address import Address
 from confide.deploy.client import OwnData, Population, TrainingClient
+from confide.deploy.gate import Limits
+from confide.deploy.link import Link
 from confide.deploy.masked import Masked
 from confide.deploy.parcels import Parcel, identity
 from confide.deploy.policy import Policy, own_task, told_recipe
 from confide.deploy.refusals import RefusedByClient
-from confide.deploy.remote import JOIN, Door, Link, Remote, Terms
+from confide.deploy.remote import JOIN, Door, Remote, Terms
 from confide.deploy.rounds import Books
 from confide.deploy.told import with_own
 from confide.engines.engine import Abandoned, Engine
@@ -36,8 +37,6 @@ from confide.recipe import Recipe
 from confide.report.page import write_report
 from confide.runs import folder
 
-LOG = "superlink.log"
-
 
 @dataclass(frozen=True)
 class Hosting:
@@ -46,32 +45,30 @@ class Hosting:
     listen: str
     keys: Path | None
     population: int | None = None
+    limits: Limits = field(default_factory=Limits)
 
 
 def serve(
     wanted: Recipe, out: Path, hosting: Hosting, terms: Terms, first: int = 1, quiet: bool = False
 ) -> dict[str, Any]:
     """Start a run, or go on with it: the same command does both."""
-    from confide.deploy.superlink import Address, SuperLink, check_free
+    from confide.deploy.hub import Hub
 
     address = Address.parse(hosting.listen)
     federation = None if hosting.keys is None else keys.read(hosting.keys)
     population = hosting.population if federation is None else federation.population
     if population is None:
         raise UserError("--plain: without keys nobody knows how many users there are; give --users")
-    check_free(address)
     if hosting.keys is not None:
         for name in (keys.SERVER, keys.CA):
             keys.check_certificate(hosting.keys / name)
     check_deployable(wanted)
+    listening = address.listen()
     _warn(wanted, hosting)
 
-    def link() -> tuple[Link, Mapping[int, Sequence[int]] | None]:
-        made = SuperLink(address, hosting.keys, federation, out / LOG)
-        return made, made.registry
-
     def engine(wanted: Recipe, task: Task, plan: Plan) -> Engine:
-        return remote_engine(wanted, task, plan, *link(), terms, first)
+        hub = Hub(listening, hosting.keys, hosting.limits)
+        return remote_engine(wanted, task, plan, hub, hub.registry, terms, first)
 
     deployed = folder.Deployed(server_task(wanted, population), engine)
     begun = (out / folder.RECIPE).exists() and not (out / folder.SUMMARY).exists()
@@ -84,6 +81,8 @@ def serve(
             f"{too_few}. The run was stopped and can go on with the same command, when more clients are there or with "
             "a longer --deadline or a lower --minimum"
         ) from None
+    finally:
+        listening.close()
 
 
 def remote_engine(
@@ -91,7 +90,7 @@ def remote_engine(
     task: Task,
     plan: Plan,
     link: Link,
-    registry: Mapping[int, Sequence[int]] | None,
+    registry: Mapping[Any, Sequence[int]] | None,
     terms: Terms,
     first: int = 1,
 ) -> Remote:
@@ -100,6 +99,7 @@ def remote_engine(
     layout, like = Layout.of(parameters), flatten(parameters)
     door = Door(identity(wanted, task, layout, like), registry, len(plan.weights), wanted.model_dump_json())
     kind = Masked if wanted.privacy.trust == "distributed" else Remote
+    link.arrays = 8 * like.numel()  # numbers of 64 bits at most, as secure sums have
     books, rule = Books(layout, plan.weights, like.new_empty(0)), bounder(wanted.bounding, layout)
     del parameters, like  # clients may take hours to come
     made = kind(link, door, os.urandom(16).hex(), books, rule, terms, plan)
@@ -159,6 +159,10 @@ class Client:
         self.told: object = None
         self.own = own is not None
         self.member = None if own is None else self._member(own)
+
+    @property
+    def arrays(self) -> int:
+        return 0 if self.member is None else self.member.arrays
 
     def answer(self, kind: str, parcel: Parcel) -> Parcel:
         if kind == JOIN and not self.own and parcel.facts.get("told") != self.told:

@@ -1,11 +1,12 @@
-"""Keys and certificates of a federation: a certificate authority, the server's certificate, a key pair for each client.
+"""Keys and certificates of a federation: an authority, the server's certificate, a key and a certificate for each node.
 
-`ca.pem`, `server.pem` and `server.key` are for TLS. Every client signs what it sends with its own elliptic-curve key
-(P-384, as Flower's node authentication wants), and `federation.json` says which public key speaks for which users: the
-server lets nobody else in. `ca.key` signs certificates and is needed again only to renew one; keep it elsewhere.
+`ca.pem`, `server.pem` and `server.key` are the server's. A client's file (`client-0`) holds its private key and the
+certificate that the authority gave it: both sides of a connection prove who they are (mutual TLS), and who has no
+certificate of this authority does not come further than the handshake. `federation.json` says which public key speaks
+for which users; a key that is not in it, or not any more, is not let in. `ca.key` signs certificates and is needed
+again only to add or rotate one; keep it elsewhere.
 
-For a test federation all is made at one place. In a real one each client makes its own pair (`ssh-keygen -t ecdsa -b
-384 -m pem`) and hands over only the public half.
+A client can make its own key (`request`) and hand over the public half alone; `add` then gives it a certificate.
 """
 
 from __future__ import annotations
@@ -14,19 +15,21 @@ import ipaddress
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from confide.errors import UserError
 from confide.files import write_atomically
 
 CA, CA_KEY, SERVER, SERVER_KEY, FEDERATION = "ca.pem", "ca.key", "server.pem", "server.key", "federation.json"
+_CURVE = ec.SECP256R1()  # the fastest that every TLS library knows: a server shakes thousands of hands
 
 
 @dataclass(frozen=True)
@@ -34,9 +37,16 @@ class Node:
     """A client as the server knows it."""
 
     name: str
-    public_key: str
-    """In OpenSSH's form."""
+    public_key: str | None
+    """In OpenSSH's form; none for one that was revoked."""
     users: tuple[int, ...]
+
+    @property
+    def digest(self) -> bytes | None:
+        """What names the key in a connection."""
+        if self.public_key is None:
+            return None
+        return _digest(_read_public(self.public_key.encode(), f"the public key of {self.name}"))
 
 
 @dataclass(frozen=True)
@@ -49,122 +59,263 @@ class Federation:
     def population(self) -> int:
         return sum(len(node.users) for node in self.nodes)
 
+    def by_key(self) -> dict[bytes, Node]:
+        return {digest: node for node in self.nodes if (digest := node.digest) is not None}
+
+    def node(self, name: str) -> Node:
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise UserError(f"no node is called {name!r}; there are {', '.join(node.name for node in self.nodes[:20])}")
+
+    def with_node(self, changed: Node) -> Federation:
+        kept = [changed if node.name == changed.name else node for node in self.nodes]
+        return Federation(tuple(kept if changed in kept else [*kept, changed]))
+
 
 def make(folder: Path, clients: int, hosts: Sequence[str], users: int | None = None, days: float = 90) -> Federation:
-    """Everything for a test federation. Users are dealt to the clients in turn; without a number each is one user."""
+    """Make all that a federation needs. Users are dealt to the clients in turn; without a number each is one user."""
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; keys are never overwritten. Choose another folder")
     population = clients if users is None else users
     if population < clients:
         raise UserError(f"--users {population} is less than --clients {clients}; every client speaks for at least one")
     folder.mkdir(parents=True, exist_ok=True)
-    ends = datetime.now(UTC) + timedelta(days=days)
-    authority, own = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
-    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Confide federation")])
-    root = _certificate(issuer, issuer, authority.public_key(), authority, ends, None)
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
-    server = _certificate(subject, issuer, own.public_key(), authority, ends, hosts)
-    for name, certificate in ((CA, root), (SERVER, server)):
-        write_atomically(folder / name, certificate.public_bytes(serialization.Encoding.PEM))
-    _write_secret(folder / CA_KEY, _pem(authority))
-    _write_secret(folder / SERVER_KEY, _pem(own))
+    key = ec.generate_private_key(_CURVE)
+    authority = _Authority(key, _named("Confide federation"))
+    root = authority.certificate(_named("Confide federation"), key.public_key(), days)
+    write_atomically(folder / CA, root.public_bytes(serialization.Encoding.PEM))
+    _write_secret(folder / CA_KEY, _pem(key))
+    _make_server(folder, authority, hosts, days)
     nodes = []
     for number in range(clients):
-        key, name = ec.generate_private_key(ec.SECP384R1()), f"client-{number}"
-        public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-        _write_secret(folder / name, _openssh(key))
-        write_atomically(folder / f"{name}.pub", public + b"\n")
-        nodes.append(Node(name, public.decode(), tuple(range(number, population, clients))))
-    made = Federation(tuple(nodes))
-    document = [{"name": n.name, "public_key": n.public_key, "users": list(n.users)} for n in nodes]
-    write_atomically(folder / FEDERATION, (json.dumps({"nodes": document}, indent=2) + "\n").encode())
-    return made
+        public = _make_client(folder, authority, f"client-{number}", days)
+        nodes.append(Node(f"client-{number}", public, tuple(range(number, population, clients))))
+    return _write(folder, Federation(tuple(nodes)))
+
+
+def add(folder: Path, name: str, users: Sequence[int], public: Path | None = None, days: float = 90) -> Node:
+    """Let one more client in, with a key that is made here or whose public half it has handed over."""
+    held = read(folder)
+    if any(node.name == name for node in held.nodes):
+        raise UserError(f"{name} is there already; `confide deploy keys rotate {folder} {name}` gives it another key")
+    node = Node(name, _give(folder, name, public, days), tuple(users))
+    _write(folder, _checked(Federation((*held.nodes, node)), folder / FEDERATION))
+    return node
+
+
+def rotate(folder: Path, name: str, public: Path | None = None, days: float = 90) -> None:
+    """Give a client, or `server`, a new key. A client's old key is not let in from then on."""
+    if name == "server":
+        found = x509.load_pem_x509_certificate((folder / SERVER).read_bytes())
+        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        _make_server(folder, _Authority.read(folder), [str(each.value) for each in names], days)
+        return
+    held = read(folder)
+    node = held.node(name)
+    _write(folder, held.with_node(replace(node, public_key=_give(folder, name, public, days))))
+
+
+def revoke(folder: Path, name: str) -> None:
+    """Let a client in no more. Its users still count: the population is part of the guarantee."""
+    held = read(folder)
+    _write(folder, held.with_node(replace(held.node(name), public_key=None)))
+
+
+def request(path: Path) -> Path:
+    """Make a key that never leaves this machine; return the file of its public half."""
+    key, public = ec.generate_private_key(_CURVE), path.with_name(path.name + ".pub")
+    if path.exists() or public.exists():
+        raise UserError(f"{path} exists; keys are never overwritten. Choose another name")
+    _write_secret(path, _pem(key))
+    write_atomically(public, _openssh(key.public_key()).encode() + b"\n")
+    return public
 
 
 def read(folder: Path) -> Federation:
-    """The clients of a federation, each user with exactly one key."""
+    """Read the clients of a federation, each user with exactly one of them."""
     path = folder / FEDERATION
     try:
         document = json.loads(path.read_text())
         nodes = tuple(
-            Node(str(n["name"]), str(n["public_key"]), tuple(map(int, n["users"]))) for n in document["nodes"]
+            Node(str(n["name"]), None if n["public_key"] is None else str(n["public_key"]), tuple(map(int, n["users"])))
+            for n in document["nodes"]
         )
     except FileNotFoundError:
         raise UserError(
-            f"{path} does not exist; make a federation's keys with `confide deploy keys {folder}`"
+            f"{path} does not exist; make a federation's keys with `confide deploy keys make {folder}`"
         ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is not a list of nodes with name, public_key and users ({error})") from None
-    users = sorted(user for node in nodes for user in node.users)
+    return _checked(Federation(nodes), path)
+
+
+def _checked(made: Federation, path: Path) -> Federation:
+    users = sorted(user for node in made.nodes for user in node.users)
     if users != list(range(len(users))) or not users:
         raise UserError(f"{path}: users must be 0, 1, 2, ... with one node each; found {users[:20]}")
-    if len({node.public_key for node in nodes}) < len(nodes):
+    if len(made.by_key()) < sum(node.public_key is not None for node in made.nodes):
         raise UserError(f"{path}: two nodes have the same public key; each client needs its own")
-    return Federation(nodes)
+    return made
+
+
+def key_of(certificate: bytes) -> bytes:
+    """Name the key of a certificate in PEM form, as `Federation.by_key` does."""
+    key = x509.load_pem_x509_certificate(certificate).public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ValueError("not an elliptic-curve key")
+    return _digest(key)
 
 
 def fingerprint(path: Path) -> str:
     """Name a certificate by the hash of its bytes, as a policy does."""
-    check_certificate(path)
-    certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    certificate = check_certificate(path)
     return f"sha256:{certificate.fingerprint(hashes.SHA256()).hex()}"
 
 
-def check_certificate(path: Path) -> None:
+def check_certificate(path: Path) -> x509.Certificate:
     """Refuse a certificate that TLS would refuse, with a reason that says what to do."""
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
     except FileNotFoundError:
-        raise UserError(f"{path} does not exist; make certificates with `confide deploy keys`") from None
+        raise UserError(f"{path} does not exist; make certificates with `confide deploy keys make`") from None
     except ValueError as error:
         raise UserError(f"{path} is not a certificate in PEM form ({error})") from None
     now = datetime.now(UTC)
     if now >= certificate.not_valid_after_utc:
         raise UserError(
             f"{path} expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; make a new one with `confide "
-            "deploy keys` (clients then need the new ca.pem)"
+            "deploy keys rotate`"
         )
     if now < certificate.not_valid_before_utc:
         raise UserError(
             f"{path} is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC; is this machine's "
             "clock right?"
         )
+    return certificate
 
 
-def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+def certificate_of(key: Path) -> Path:
+    """Find the file that holds a client's certificate: its key's own, or the one beside it."""
+    beside = key.with_name(key.name + ".pem")
+    return beside if beside.exists() else key
+
+
+def read_pair(path: Path) -> tuple[bytes, bytes]:
+    """A client's private key and its certificate, both in PEM form."""
     try:
-        key = serialization.load_ssh_private_key(path.read_bytes(), None)
+        key = serialization.load_pem_private_key(path.read_bytes(), None)
     except FileNotFoundError:
-        raise UserError(f"{path} does not exist; a client needs its private key (see `confide deploy keys`)") from None
+        raise UserError(f"{path} does not exist; a client needs its key (see `confide deploy keys`)") from None
     except (ValueError, TypeError) as error:
-        raise UserError(f"{path} is not a private key in OpenSSH's form without a passphrase ({error})") from None
+        raise UserError(f"{path} holds no private key in PEM form without a passphrase ({error})") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise UserError(f"{path} is not an elliptic-curve key; expected ecdsa, for example P-384")
+        raise UserError(f"{path} is not an elliptic-curve key; `confide deploy keys request` makes one")
+    certificate = check_certificate(certificate_of(path))
+    if certificate.public_key() != key.public_key():
+        raise UserError(f"{certificate_of(path)} is the certificate of another key than {path}")
+    return _pem(key), certificate.public_bytes(serialization.Encoding.PEM)
+
+
+@dataclass(frozen=True)
+class _Authority:
+    """Signs certificates."""
+
+    key: ec.EllipticCurvePrivateKey
+    name: x509.Name
+
+    @staticmethod
+    def read(folder: Path) -> _Authority:
+        try:
+            key = serialization.load_pem_private_key((folder / CA_KEY).read_bytes(), None)
+        except FileNotFoundError:
+            raise UserError(f"{folder / CA_KEY} is not there; put it back while a certificate is signed") from None
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise UserError(f"{folder / CA_KEY} is not an elliptic-curve key")
+        return _Authority(key, check_certificate(folder / CA).subject)
+
+    def certificate(
+        self, subject: x509.Name, public: ec.EllipticCurvePublicKey, days: float, hosts: Sequence[str] | None = None
+    ) -> x509.Certificate:
+        """The authority's own for its own key, a server's where there are hosts, a client's otherwise."""
+        own, ends = public == self.key.public_key(), datetime.now(UTC) + timedelta(days=days)
+        begins = min(datetime.now(UTC) - timedelta(minutes=5), ends - timedelta(minutes=1))
+        made = x509.CertificateBuilder().subject_name(subject).issuer_name(self.name).public_key(public)
+        made = made.serial_number(x509.random_serial_number()).not_valid_before(begins).not_valid_after(ends)
+        made = made.add_extension(x509.BasicConstraints(ca=own, path_length=0 if own else None), critical=True)
+        made = made.add_extension(_usage(own), critical=True)
+        made = made.add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
+        made = made.add_extension(signer, critical=False)
+        if not own:  # a client's certificate must not serve as a server's
+            what = ExtendedKeyUsageOID.CLIENT_AUTH if hosts is None else ExtendedKeyUsageOID.SERVER_AUTH
+            made = made.add_extension(x509.ExtendedKeyUsage([what]), critical=False)
+        if hosts is not None:
+            made = made.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+        return made.sign(self.key, hashes.SHA256())
+
+
+def _give(folder: Path, name: str, public: Path | None, days: float) -> str:
+    """A certificate for a client's own public key, or a new file with key and certificate; returns the public key."""
+    authority = _Authority.read(folder)
+    if public is None:
+        return _make_client(folder, authority, name, days)
+    try:
+        key = _read_public(public.read_bytes(), str(public))
+    except FileNotFoundError:
+        raise UserError(f"{public} does not exist; `confide deploy keys request` makes it on the client") from None
+    content = authority.certificate(_named(name), key, days).public_bytes(serialization.Encoding.PEM)
+    write_atomically(folder / f"{name}.pem", content)
+    return _openssh(key)
+
+
+def _make_client(folder: Path, authority: _Authority, name: str, days: float) -> str:
+    key = ec.generate_private_key(_CURVE)
+    certificate = authority.certificate(_named(name), key.public_key(), days)
+    _write_secret(folder / name, _pem(key) + certificate.public_bytes(serialization.Encoding.PEM))
+    return _openssh(key.public_key())
+
+
+def _make_server(folder: Path, authority: _Authority, hosts: Sequence[str], days: float) -> None:
+    key = ec.generate_private_key(_CURVE)
+    certificate = authority.certificate(_named(hosts[0]), key.public_key(), days, hosts)
+    _write_secret(folder / SERVER_KEY, _pem(key))
+    write_atomically(folder / SERVER, certificate.public_bytes(serialization.Encoding.PEM))
+
+
+def _write(folder: Path, made: Federation) -> Federation:
+    document = [{"name": n.name, "public_key": n.public_key, "users": list(n.users)} for n in made.nodes]
+    write_atomically(folder / FEDERATION, (json.dumps({"nodes": document}, indent=2) + "\n").encode())
+    return made
+
+
+def _read_public(content: bytes, what: str) -> ec.EllipticCurvePublicKey:
+    try:
+        key = serialization.load_ssh_public_key(content)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{what} cannot be read ({error}); expected OpenSSH's form, ecdsa-sha2-...") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise UserError(f"{what} is not an elliptic-curve key; `confide deploy keys request` makes one")
     return key
 
 
-def _certificate(
-    subject: x509.Name,
-    issuer: x509.Name,
-    public: ec.EllipticCurvePublicKey,
-    signer: ec.EllipticCurvePrivateKey,
-    ends: datetime,
-    hosts: Sequence[str] | None,
-) -> x509.Certificate:
-    """The authority's own where there are no hosts, the server's otherwise."""
-    begins = min(datetime.now(UTC) - timedelta(minutes=5), ends - timedelta(minutes=1))
-    made = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(public)
-    made = made.serial_number(x509.random_serial_number()).not_valid_before(begins).not_valid_after(ends)
-    made = made.add_extension(x509.BasicConstraints(ca=hosts is None, path_length=None), critical=True)
-    made = made.add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-    issued_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-    made = made.add_extension(issued_by, critical=False)
-    if hosts is not None:
-        made = made.add_extension(x509.SubjectAlternativeName([_name(host) for host in hosts]), critical=False)
-    return made.sign(signer, hashes.SHA384())
+def _digest(key: ec.EllipticCurvePublicKey) -> bytes:
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return sha256(key.public_bytes(serialization.Encoding.DER, form)).digest()
 
 
-def _name(host: str) -> x509.GeneralName:
+def _usage(authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not authority, content_commitment=False, key_encipherment=False, data_encipherment=False,
+        key_agreement=False, key_cert_sign=authority, crl_sign=authority, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _host(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -177,13 +328,16 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-def _openssh(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    )
+def _openssh(key: ec.EllipticCurvePublicKey) -> str:
+    return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
 
 
 def _write_secret(path: Path, content: bytes) -> None:
-    """Readable by its owner alone from the first byte on."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+    """Readable by its owner alone from the first byte on, and never half written."""
+    fresh = path.with_name(f"{path.name}.tmp")
+    fresh.unlink(missing_ok=True)
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)

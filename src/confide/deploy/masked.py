@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,9 @@ class Masked(Remote):
     def traits(self) -> Traits:
         return Traits(repeatable=False, noisy=True, tries=self.terms.tries)
 
+    def least(self, cohort: int) -> int:
+        return threshold(cohort, self.terms.needed(cohort)) if cohort else 0
+
     def train(
         self, central: Tensor, cohort: np.ndarray, step: int, total: Tensor, bounds: Tensor | None = None
     ) -> Tally:
@@ -49,19 +52,19 @@ class Masked(Remote):
             self._top_up(total.zero_(), share_scale(self.plan, self.rule.sensitivity, 1), 1, 0)
             return Tally()
         call, began = Call.new(self.run, self.door.identity, step), time.monotonic()
-        owners = {user: node for user, node in self._owners(cohort).items() if node >= 0}
-        least = threshold(len(cohort), self.terms.needed(len(cohort)))
+        self.look()
+        present, least = [user for user in map(int, cohort) if user in self.door.users], self.least(len(cohort))
         facts = call.facts() | {"population": len(self.books.weights)}
 
-        def ask(kind: str, users: Mapping[int, int], own: Mapping[int, dict[str, Any]], model: bool = False) -> Any:
+        def ask(kind: str, users: Sequence[int], own: Mapping[int, dict[str, Any]], model: bool = False) -> Any:
             _enough(step, kind, len(users), len(cohort), least)
             arrays = {"model": central.detach().numpy()} if model else {}
-            parcels = {u: (n, Parcel(facts | {"user": u} | own.get(u, {}), arrays)) for u, n in users.items()}
+            parcels = {u: Parcel(facts | {"user": u} | own.get(u, {}), arrays) for u in users}
             for user, parcel in self.exchange(kind, parcels, began + _ENDS[kind] * self.terms.deadline):
                 if parcel.facts.get("nonce") == call.nonce and parcel.facts.get("user") == user:
                     yield user, parcel
 
-        keys = {u: p.facts["public"] for u, p in ask(KEYS, owners, {}) if _keys(p.facts.get("public"))}
+        keys = {u: p.facts["public"] for u, p in ask(KEYS, present, {}) if _keys(p.facts.get("public"))}
         users = sorted(keys)
         told: dict[str, Any] = {
             "users": users,
@@ -71,7 +74,7 @@ class Masked(Remote):
         told["least"] = least
         boxes = {
             u: p.facts["sealed"]
-            for u, p in ask(SHARES, {u: owners[u] for u in users}, dict.fromkeys(users, told))
+            for u, p in ask(SHARES, users, dict.fromkeys(users, told))
             if _boxes(p.facts.get("sealed"), len(users))
         }
         dealt = sorted(boxes)
@@ -81,12 +84,12 @@ class Masked(Remote):
         ring = ring_for(self.rule.sensitivity, weight, scale, len(users), total.numel(), ROUNDING)
         opening = Opening(ring, call.nonce, step, {u: keys[u][0] for u in dealt}, least)
         tally = Tally()
-        for user, parcel in ask(MASKED, {u: owners[u] for u in dealt}, own, True):
+        for user, parcel in ask(MASKED, dealt, own, True):
             if opening.take(user, parcel.arrays.get("masked")):
                 tally.add(Tally(users=1))
         left = sorted(opening.arrived)
         given = 0
-        for _, parcel in ask(UNMASK, {u: owners[u] for u in left}, {u: {"arrived": left} for u in left}):
+        for _, parcel in ask(UNMASK, left, {u: {"arrived": left} for u in left}):
             given += opening.take_shares(parcel.facts.get("shares"))
         _enough(step, "opening", given, len(cohort), least)
         self._open(opening, total, longest(ring, self.rule.sensitivity, weight, scale, len(left)), step)

@@ -1,12 +1,16 @@
 """Engine of a deployment: asks the clients of a cohort, and closes the round with those who answered.
 
-It knows a `Link` that carries parcels to nodes and back, and nothing of what the link is made of: Flower's grid in a
+It knows a `Link` that carries parcels to nodes and back, and nothing of what the link is made of: gRPC's streams in a
 deployment, a few objects in a test. Sampling, noise, optimiser, ledger and checkpoints are the loop's, as with any
 other engine. Every user of the cohort gets a parcel of its own with the central model, so a node that speaks for
 several users (a simulation) trains them one after the other.
 
-Who may speak for whom is the `Registry`'s: a node is known to the link by the key that it signs with, and a client
-that claims to be another's user is not in the cohort.
+Who may speak for whom is the registry's: a node is known to the link by its key, and a client that claims to be
+another's user is not in the cohort.
+
+Outages. A round ends when everybody who is connected has answered, if those are enough; otherwise it waits until its
+deadline for users who come, or come back, and asks them too. Before a round costs anything, `gather` waits as long for
+enough of its users to be there.
 """
 
 from __future__ import annotations
@@ -14,17 +18,19 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from confide.deploy.link import Came, Gone, Link, NodeId, Reply
 from confide.deploy.parcels import Identity, Parcel
-from confide.deploy.refusals import MODEL, OTHER_RECIPE, VERSION, meaning
+from confide.deploy.refusals import JOIN_FIRST, MODEL, OTHER_RECIPE, VERSION, meaning
 from confide.deploy.rounds import ACCEPTED, Books, Call, Round
-from confide.engines.engine import Traits
+from confide.engines.engine import Abandoned, Traits
 from confide.errors import UserError
 from confide.federated.bounding import Bounder
 from confide.federated.cohort import Tally
@@ -32,32 +38,8 @@ from confide.privacy.plan import Plan
 from confide.privacy.trust.own_noise import local_slack
 
 TRAIN, JOIN = "train", "join"
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What came back for one parcel: another parcel, or why there is none."""
-
-    ticket: str
-    node: int
-    parcel: Parcel | None
-    error: str = ""
-
-
-class Link(Protocol):
-    """Carries parcels. `ask` hands over and returns at once; `replies` says what has come for some tickets."""
-
-    def nodes(self) -> set[int]:
-        """Who is connected now."""
-        ...
-
-    def ask(self, kind: str, parcels: Sequence[tuple[int, Parcel]], seconds: float) -> list[str | None]:
-        """A ticket for each; none where it could not be sent."""
-        ...
-
-    def replies(self, tickets: Iterable[str]) -> list[Reply]: ...
-
-    def close(self) -> None: ...
+_ASKED = 3
+"""How often a user is asked in one round, if its client is lost and comes back."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +52,10 @@ class Terms:
     """The share of the cohort that has to answer; with less the round is abandoned."""
     tries: int = 3
     """How often a step is tried before the run stops."""
-    poll: float = 0.1
-    """Seconds between two looks at what has come."""
     join: float = 600.0
-    """Seconds to wait for enough clients at the start, and whenever none is there."""
-    greeting: float = 30.0
-    """Seconds after which a node that has not said who it is is asked again."""
+    """Seconds to wait for enough clients at the start."""
+    greeting: float = 600.0
+    """Seconds in which a client has to say who it is; it may have data to read first."""
 
     def needed(self, cohort: int) -> int:
         return math.ceil(self.minimum * cohort)
@@ -86,16 +66,16 @@ class Door:
     """Who was let in: the users that each node speaks for, and who was refused, with the reason."""
 
     identity: Identity
-    registry: Mapping[int, Sequence[int]] | None
+    registry: Mapping[NodeId, Sequence[int]] | None
     """The users of each node, by its key; none where nodes have no keys and say themselves who they are."""
     population: int
     recipe: str = ""
     """What a client is told that has no copy of its own."""
-    users: dict[int, int] = field(default_factory=dict)
+    users: dict[int, NodeId] = field(default_factory=dict)
     """user -> node"""
-    refused: dict[int, str] = field(default_factory=dict)
+    refused: dict[NodeId, str] = field(default_factory=dict)
 
-    def answer(self, node: int, facts: Mapping[str, Any]) -> str | None:
+    def answer(self, node: NodeId, facts: Mapping[str, Any]) -> str | None:
         """Let a node in, or say why not."""
         differs, refuses = self.identity.differs(facts), facts.get("refuses")
         if refuses and (differs is None or refuses not in (VERSION, OTHER_RECIPE, MODEL)):
@@ -106,19 +86,21 @@ class Door:
             self.refused[node] = reason
         return reason
 
-    def _claims(self, node: int, users: object) -> str | None:
+    def _claims(self, node: NodeId, users: object) -> str | None:
         if not isinstance(users, list) or not users or not all(type(user) is int for user in users):
             return "it does not say for which users it speaks"
         if self.registry is not None and set(users) - set(self.registry.get(node, ())):
             return f"it speaks for users {users}, but its key is registered for {list(self.registry.get(node, ()))}"
         if min(users) < 0 or max(users) >= self.population:
             return f"it speaks for users {users} of a population of {self.population}"
-        if self.registry is None and any(self.users.get(user, node) != node for user in users):
-            return f"another client already speaks for one of its users {users}"
         self.users.update(dict.fromkeys(users, node))
         return None
 
-    def forget(self, node: int) -> None:
+    def owners(self, users: Sequence[int]) -> set[NodeId]:
+        """Who speaks for some of these users."""
+        return {self.users[user] for user in users if user in self.users}
+
+    def forget(self, node: NodeId) -> None:
         self.users = {user: owner for user, owner in self.users.items() if owner != node}
         self.refused.pop(node, None)
 
@@ -140,27 +122,49 @@ class Remote:
         self.link, self.door, self.run, self.books, self.rule, self.terms = link, door, run, books, rule, terms
         self.plan = plan
         self.say = say or (lambda text: print(text, file=sys.stderr, flush=True))
-        self.known: set[int] = set()
-        self.asked: dict[str, tuple[int, float]] = {}
-        """Tickets of nodes that were asked who they are, and until when their answer counts."""
+        self._joining: dict[int, NodeId] = {}
+        """Tickets of nodes that were asked who they are."""
 
     @property
     def traits(self) -> Traits:
         return Traits(repeatable=False, noisy=self.plan.event.sampler == "local", tries=self.terms.tries)
+
+    def gather(self, cohort: np.ndarray, step: int) -> None:
+        """Wait until enough of a cohort are here. Nothing was asked or paid for when it raises `Abandoned`."""
+        users, needed = set(map(int, cohort)), self.least(len(cohort))
+        ends, said = time.monotonic() + self.terms.deadline, False
+        while True:
+            self.look()
+            here = len(users & self.door.users.keys())
+            if here >= needed:
+                return
+            if time.monotonic() >= ends:
+                raise Abandoned(
+                    f"step {step + 1}: {here} of {len(users)} users are connected and at least {needed} are needed; "
+                    "nobody was asked, and nothing was released"
+                )
+            if not said:
+                self.say(f"step {step + 1}: waiting for clients, {here} of {len(users)} users are connected")
+                said = True
+            self.look(ends - time.monotonic())
+
+    def least(self, cohort: int) -> int:
+        """How many of a cohort have to answer."""
+        return self.terms.needed(cohort)
 
     def train(
         self, central: Tensor, cohort: np.ndarray, step: int, total: Tensor, bounds: Tensor | None = None
     ) -> Tally:
         books = Books(self.books.layout, self.books.weights, total)
         call = Call.new(self.run, self.door.identity, step)
-        owners = self._owners(cohort)
         rule, vote = self.rule.at(bounds), bounds is not None
-        held = Round(call, owners, books, rule, self.terms.deadline, vote, self._slack(rule, total))
+        held = Round(
+            call, dict.fromkeys(map(int, cohort)), books, rule, self.terms.deadline, vote, self._slack(rule, total)
+        )
         facts = call.facts() | {"bounds": [] if bounds is None else bounds.tolist()}
         facts["population"] = len(self.books.weights)
         model = {"model": central.detach().numpy()}
-        own = {user: {"user": user, "weight": float(self.books.weights[user])} for user in owners}
-        self._hold(held, {u: (node, Parcel(facts | own[u], model)) for u, node in owners.items() if node >= 0})
+        self._hold(held, lambda user: Parcel(facts | {"user": user, "weight": float(books.weights[user])}, model))
         tally = held.close(self.terms.needed(len(cohort)))
         if held.counts[ACCEPTED] < len(cohort) or held.notes:
             self.say(f"step {step + 1}: cohort {len(cohort)}, {held.summary()}")
@@ -172,81 +176,101 @@ class Remote:
         """Clients with noise of their own are held to the bound and what the noise can add."""
         return local_slack(self.plan, rule.sensitivity, total.numel()) if self.traits.noisy else 0.0
 
-    def _owners(self, cohort: np.ndarray) -> dict[int, int]:
-        """The node of each user of the cohort; -1 for a user that nobody speaks for now."""
-        self.look()
-        if len(cohort) and not any(int(user) in self.door.users for user in cohort):
-            self.wait_for(1)
-        return {int(user): self.door.users.get(int(user), -1) for user in cohort}
+    def _hold(self, held: Round, question: Callable[[int], Parcel]) -> None:
+        """Ask everybody who is here or comes, until all have answered or the time is over."""
+        asked, waiting = Counter[int](), dict[int, int]()
+        needed, joined = self.terms.needed(len(held.cohort)), True
+        while held.open:
+            if joined:  # also those who were lost and have come back
+                new = [user for user in held.missing - set(waiting.values())
+                       if user in self.door.users and asked[user] < _ASKED]  # fmt: skip
+                asked.update(new)
+                for user in new:
+                    held.cohort[user] = self.door.users[user]
+                waiting |= self._ask(TRAIN, {user: question(user) for user in sorted(new)}, held.ends)
+            if not waiting and (held.counts[ACCEPTED] >= needed or held.missing <= self.door.users.keys()):
+                return  # those who are connected have said all that they will say
+            joined = False
+            for event in self._pump(held.ends - time.monotonic()):
+                if isinstance(event, Came):
+                    joined = True
+                elif event.ticket in waiting:
+                    waiting.pop(event.ticket)
+                    if event.parcel is None:
+                        held.miss(event.node, event.error)
+                    else:
+                        held.take(event.node, event.parcel)
+                        event.parcel = None  # it is in the sum; what follows may need its memory
 
-    def _hold(self, held: Round, parcels: dict[int, tuple[int, Parcel]]) -> None:
-        for user, reply in self._replies(TRAIN, parcels, held.ends):
-            if reply.parcel is None:
-                held.miss(parcels[user][0], reply.error)
-            else:
-                held.take(reply.node, reply.parcel)
-
-    def exchange(self, kind: str, parcels: dict[int, tuple[int, Parcel]], ends: float) -> Iterator[tuple[int, Parcel]]:
+    def exchange(self, kind: str, parcels: dict[int, Parcel], ends: float) -> Iterator[tuple[int, Parcel]]:
         """Ask users through their nodes, and yield what each answers; who fails or is late is left out."""
-        for user, reply in self._replies(kind, parcels, ends):
-            if reply.parcel is None:
-                self.say(f"node {parcels[user][0]}, user {user}: {reply.error[:200]}")
-            elif reply.node == parcels[user][0]:
-                yield user, reply.parcel
-
-    def _replies(self, kind: str, parcels: dict[int, tuple[int, Parcel]], ends: float) -> Iterator[tuple[int, Reply]]:
-        sent = self.link.ask(kind, list(parcels.values()), max(ends - time.monotonic(), 1.0))
-        waiting = {ticket: user for ticket, user in zip(sent, parcels, strict=True) if ticket is not None}
+        waiting = self._ask(kind, {u: parcel for u, parcel in parcels.items() if u in self.door.users}, ends)
         while waiting and time.monotonic() < ends:
-            replies = self.link.replies(list(waiting))
-            for reply in replies:
-                user = waiting.pop(reply.ticket)
-                if reply.parcel is None:  # it may have been started anew, and is asked again who it is
-                    self.known.discard(parcels[user][0])
-                yield user, reply
-            if waiting and not replies:
-                time.sleep(self.terms.poll)
+            for event in self._pump(ends - time.monotonic()):
+                if isinstance(event, Came) or event.ticket not in waiting:
+                    continue
+                user = waiting.pop(event.ticket)
+                if event.parcel is None:
+                    self.say(f"node {event.node}, user {user}: {event.error[:200]}")
+                else:
+                    yield user, event.parcel
+                    event.parcel = None
 
-    def look(self) -> None:
-        """Meet whoever has come, forget whoever has gone. Never waits: a node that is silent holds up nobody."""
-        here = self.link.nodes()
-        for node in self.known - here:
-            self.door.forget(node)
-        self.known &= here
-        now = time.monotonic()
-        self.asked = {ticket: (node, ends) for ticket, (node, ends) in self.asked.items() if ends > now}
-        new = sorted(here - self.known - {node for node, _ in self.asked.values()})
+    def _ask(self, kind: str, parcels: Mapping[int, Parcel], ends: float) -> dict[int, int]:
+        """Ask users through their nodes; the tickets, with the user of each."""
+        sent = [(self.door.users[user], parcel) for user, parcel in parcels.items()]
+        tickets = self.link.ask(kind, sent, ends - time.monotonic())
+        return dict(zip(tickets, parcels, strict=True))
+
+    def look(self, seconds: float = 0.0) -> None:
+        """Meet whoever has come, forget whoever has gone; what was answered too late is let go."""
+        for _ in self._pump(seconds):
+            pass
+
+    def _pump(self, seconds: float) -> Iterator[Came | Reply]:
+        """Replies to the questions of a round, and `Came` for each node that was let in."""
+        for event in self.link.events(seconds):
+            if isinstance(event, Came):
+                self._greet(event.node)
+            elif isinstance(event, Gone):
+                self.door.forget(event.node)
+            elif event.ticket in self._joining:
+                self._joining.pop(event.ticket)
+                if self._met(event):
+                    yield Came(event.node)
+            else:
+                if event.code == JOIN_FIRST:  # started anew, so quickly that nobody saw it gone
+                    self._greet(event.node)
+                yield event
+
+    def _greet(self, node: NodeId) -> None:
         facts = {"run": self.run, "told": self.door.recipe, "population": self.door.population}
         question = Parcel(facts | self.door.identity.facts())
-        sent = self.link.ask(JOIN, [(node, question) for node in new], self.terms.greeting)
-        for ticket, node in zip(sent, new, strict=True):
-            if ticket is not None:
-                self.asked[ticket] = (node, now + self.terms.greeting)
-        while self.asked:
-            replies = self.link.replies(list(self.asked))
-            for reply in replies:
-                self._met(self.asked.pop(reply.ticket)[0], reply)
-            if not replies:
-                return
+        self.door.forget(node)
+        self._joining |= dict.fromkeys(self.link.ask(JOIN, [(node, question)], self.terms.greeting), node)
 
-    def _met(self, node: int, reply: Reply) -> None:
+    def _met(self, reply: Reply) -> bool:
+        node = reply.node
         if reply.parcel is None:
             self.say(f"node {node} did not join: {reply.error[:300]}")
-            return  # it is asked again: a client that is starting may answer later
-        self.known.add(node)
-        reason = self.door.answer(node, reply.parcel.facts)
+            return False
+        facts = reply.parcel.facts
+        before = self.door.owners([u for u in facts.get("users", ()) if type(u) is int]) - {node}
+        reason = self.door.answer(node, facts)
         if reason:
             self.say(f"node {node} was refused: {str(reason)[:300]}")
-        else:
-            self.say(f"node {node} joined for users {_listed([u for u, n in self.door.users.items() if n == node])}")
+            return False
+        for other in before:  # without keys nobody can say which of them is the right one: the last that came
+            self.link.drop(other)
+            self.door.forget(other)
+        self.say(f"node {node} joined for users {_listed([u for u, n in self.door.users.items() if n == node])}")
+        return True
 
     def wait_for(self, users: int) -> None:
         """Until so many users are here."""
         ends, said = time.monotonic() + self.terms.join, False
-        while True:
-            self.look()
-            if len(self.door.users) >= users:
-                return
+        self.look()
+        while len(self.door.users) < users:
             if not said:
                 self.say(f"waiting for clients: {len(self.door.users)} users here, {users} wanted")
                 said = True
@@ -256,7 +280,7 @@ class Remote:
                     f"{len(self.door.users)} users are here after {self.terms.join:g} s, {users} are wanted{refused}. "
                     "Start more clients with `confide deploy client`, then this command again"
                 )
-            time.sleep(self.terms.poll)
+            self.look(ends - time.monotonic())
 
     def close(self) -> None:
         self.link.close()

@@ -19,7 +19,7 @@ import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from confide.deploy.link import NodeId
 from confide.deploy.parcels import Identity, Parcel
 from confide.engines.engine import Abandoned
 from confide.federated.bounding import Bounder
@@ -73,7 +74,7 @@ class Round:
     def __init__(
         self,
         call: Call,
-        cohort: Mapping[int, int],
+        cohort: dict[int, NodeId | None],
         books: Books,
         rule: Bounder,
         seconds: float,
@@ -81,7 +82,7 @@ class Round:
         slack: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`cohort`: the node that speaks for each user. `slack`: what a client's own noise may add to its norm."""
+        """`cohort`: the node that each user was asked through. `slack`: what its own noise may add to a norm."""
         self.call, self.cohort, self.books, self.rule, self.vote, self.slack = call, cohort, books, rule, vote, slack
         self.clock, self.ends = clock, clock() + seconds
         self.tally, self.counts = Tally(), Counter[str]()
@@ -94,7 +95,11 @@ class Round:
     def open(self) -> bool:
         return self.clock() < self.ends and len(self.done) < len(self.cohort)
 
-    def take(self, node: int, parcel: Parcel) -> str:
+    @property
+    def missing(self) -> set[int]:
+        return self.cohort.keys() - self.done
+
+    def take(self, node: NodeId, parcel: Parcel) -> str:
         """Check one answer and add it. Says what became of it; whatever was wrong with it is only counted."""
         try:
             verdict, note = self._judge(node, parcel)
@@ -105,7 +110,7 @@ class Round:
             self.notes.append(f"node {node}: {verdict}: {note}"[:300])
         return verdict
 
-    def miss(self, node: int, reason: str) -> None:
+    def miss(self, node: NodeId, reason: str) -> None:
         """Somebody said that no answer will come."""
         self.counts[FAILED] += 1
         if len(self.notes) < 20:
@@ -127,7 +132,7 @@ class Round:
     def summary(self) -> str:
         return ", ".join(f"{name} {count}" for name, count in sorted(self.counts.items())) or "no answers"
 
-    def _judge(self, node: int, parcel: Parcel) -> tuple[str, str]:
+    def _judge(self, node: NodeId, parcel: Parcel) -> tuple[str, str]:
         facts = parcel.facts
         if facts.get("run") != self.call.run or facts.get("nonce") != self.call.nonce:
             return OTHER_ROUND, ""
@@ -137,7 +142,7 @@ class Round:
         if differs:
             return OTHER_CLIENT, differs[1]
         user = facts.get("user")
-        if type(user) is not int or self.cohort.get(user) != node:
+        if type(user) is not int or user not in self.cohort or self.cohort[user] != node:
             return STRANGER, f"user {user!r}"
         if user in self.done:
             return TWICE, ""

@@ -180,6 +180,9 @@ class Distributed:
         self.costs = expected_costs(trainer.task, trainer.local)
         self.spent = np.zeros((2, here.ranks))  # costs and seconds of each rank so far
 
+    def gather(self, cohort: np.ndarray, step: int) -> None:
+        pass
+
     def train(
         self, central: Tensor, cohort: np.ndarray, step: int, total: Tensor, bounds: Tensor | None = None
     ) -> Tally:

@@ -28,6 +28,10 @@ class Engine(Protocol):
     @property
     def traits(self) -> Traits: ...
 
+    def gather(self, cohort: np.ndarray, step: int) -> None:
+        """Wait until a cohort can be asked, before its step costs anything; raise `Abandoned` if it cannot."""
+        ...
+
     def train(
         self, central: Tensor, cohort: np.ndarray, step: int, total: Tensor, bounds: Tensor | None = None
     ) -> Tally:
@@ -49,6 +53,9 @@ class InProcess:
     def __init__(self, trainer: PartTrainer) -> None:
         self.trainer = trainer
         self._part: Tensor | None = None
+
+    def gather(self, cohort: np.ndarray, step: int) -> None:
+        pass
 
     def train(
         self, central: Tensor, cohort: np.ndarray, step: int, total: Tensor, bounds: Tensor | None = None

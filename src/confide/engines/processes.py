@@ -64,6 +64,9 @@ class Processes:
             self.pipes.append(mine)
             self.processes.append(process)
 
+    def gather(self, cohort: np.ndarray, step: int) -> None:
+        pass
+
     def train(
         self, central: Tensor, cohort: np.ndarray, step: int, total: Tensor, bounds: Tensor | None = None
     ) -> Tally:

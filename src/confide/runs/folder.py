@@ -55,7 +55,7 @@ __all__ = ["LAYERS", "METRICS", "SUMMARY", "TIMES", "check_ledger", "finite", "s
 _CHANGED = "{} was changed after the run began; nothing was done. Put it back, or start another run"
 _INPUTS = (fingerprint.KEY, "inputs_keyed")
 _SPENT = ("epsilon", "delta", "accountant", "adjacency", "noise_source", "for_release", "releases")
-RECIPE, MODEL = "recipe.yaml", "model.safetensors"
+RECIPE, MODEL, DEPLOYED = "recipe.yaml", "model.safetensors", "deployed"
 
 
 WritePage = Callable[[Path, Recipe, dict[str, Any]], object]
@@ -110,16 +110,19 @@ def train(
         if here is not None and here.restarted:
             return resume(folder, workers, quiet, here, page=page)
         if not (folder / SUMMARY).exists():
+            _check_deployed(folder, deployed)
             raise UserError(f"{folder} holds this run, unfinished; go on with `confide resume {folder}`")
         return summary_of(folder)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; choose another --out folder")
     folder.mkdir(parents=True, exist_ok=True)
-    ours = (".lock", "superlink.log", SECRET)
+    ours = (".lock", SECRET, DEPLOYED)
     strangers = [p.name for p in folder.iterdir() if p.name not in ours and p.suffix != ".tmp"]
     if strangers:
         raise UserError(f"{folder} is not empty and holds no run ({strangers[0]}, ...); choose another --out folder")
     with _hold_lock(folder):
+        if deployed is not None:
+            (folder / DEPLOYED).touch()
         loop = _loop(folder, wanted, workers, here, deployed)
         return _finish_run(folder, loop, None, quiet, page)
 
@@ -155,12 +158,22 @@ def resume(
     if (folder / SUMMARY).exists() and (folder / RECIPE).exists():
         return summary_of(folder)
     wanted = held_recipe(folder, to_go_on=True)
+    _check_deployed(folder, deployed)
     with _hold_lock(folder):
         saved = checkpoint.load(folder) if (folder / checkpoint.FILE).exists() else None
         if saved is not None:
             _check_saved(folder, saved, wanted)
         loop = _loop(folder, wanted, workers, here, deployed)
         return _finish_run(folder, loop, saved.state if saved else None, quiet, page)
+
+
+def _check_deployed(folder: Path, deployed: Deployed | None) -> None:
+    """Refuse to go on here with a run whose users are on other machines: the recipe's own corpus is a stand-in."""
+    if deployed is None and (folder / DEPLOYED).exists():
+        raise UserError(
+            f"{folder} is a run over clients on other machines, and cannot go on without them; use `confide deploy "
+            f"server --resume {folder} --keys KEYS`"
+        )
 
 
 def held_recipe(folder: Path, to_go_on: bool = False) -> Recipe:

@@ -50,6 +50,9 @@ class _TimedEngine:
     def traits(self) -> Traits:
         return self.engine.traits
 
+    def gather(self, cohort: np.ndarray, step: int) -> None:
+        self.engine.gather(cohort, step)
+
     def train(
         self, central: Tensor, cohort: np.ndarray, step: int, total: Tensor, bounds: Tensor | None = None
     ) -> Tally:

@@ -33,6 +33,9 @@ class Witness:
     def traits(self) -> Traits:
         return self.engine.traits
 
+    def gather(self, cohort: np.ndarray, step: int) -> None:
+        self.engine.gather(cohort, step)
+
     def train(
         self, central: Tensor, cohort: np.ndarray, step: int, total: Tensor, bounds: Tensor | None = None
     ) -> Tally:

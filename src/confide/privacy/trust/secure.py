@@ -16,7 +16,7 @@ the ledger says is never opened, and with fewer answers the round is abandoned. 
 noise, or the models would tell the cohort's size: the server brings it up to the same variance in every round.
 
 Arithmetic. `secure_sum`'s ring of 64 bits: sums are exact, and the rounding's sensitivity is within what
-bounding keeps back. Shamir's scheme is pycryptodome's, through Flower; masks are AES in counter mode.
+bounding keeps back. Shamir's scheme is pycryptodome's (`shamir`); masks are AES in counter mode.
 
 Why not Flower's SecAgg+ as it is shipped: its workflow weighs and averages in its own FedAvg loop, clips coordinates to
 a range and rounds them at random to 2^22 levels of 32 bits, after the noise would have been added. Both change the
@@ -48,6 +48,7 @@ from torch import Tensor
 from confide.errors import UserError
 from confide.privacy.trust.own_noise import TAIL
 from confide.privacy.trust.secure_sum import Ring, Vector, dequantise, make_ring, mask, prg, sensitivity
+from confide.privacy.trust.shamir import combine_shares, create_shares
 
 KEYS, SHARES, MASKED, UNMASK = "keys", "shares", "masked", "unmask"
 _NOISE_ENDS = 13.0  # no noise is longer, in deviations: gaussian.System ends at 12.7
@@ -96,8 +97,6 @@ class Session:
 
     def deal(self, users: list[int], masking: list[bytes], sealing: list[bytes], least: int) -> list[bytes]:
         """Draw this user's seed and return shares of its secrets for each of `users`, each sealed for its owner."""
-        from flwr.common.secure_aggregation.crypto.shamir import create_shares
-
         if self.peers or self.user not in users or len(set(users)) != len(users):
             raise UserError("the server's list of users is not one of a round that this client is in")
         if not len(users) // 2 < least <= len(users):
@@ -181,8 +180,6 @@ class Opening:
 
     def open(self) -> Tensor:
         """The sum of the noisy updates, in double precision. Raises ValueError if shares do not fit."""
-        from flwr.common.secure_aggregation.crypto.shamir import combine_shares
-
         total = self.total.copy()
         for user in sorted(self.public):
             shares = self.shares[user][: self.least]

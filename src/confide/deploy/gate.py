@@ -1,0 +1,160 @@
+"""The port that clients reach: it passes bytes on to gRPC, and ends whoever does not say in time who it is.
+
+gRPC answers anybody who connects. This stands before it and knows three limits, all for connections that have not yet
+been admitted: how many there are from one address, how many in all, and how long each may take. A connection that is
+half open, drips its handshake byte by byte, says nothing or never ends a header is cut when its time is over, and more
+of them are cut at once, while those who were admitted go on. Who is admitted is said by the hub, when a client has
+shown its key and its hello: gRPC sees the connection that was made to it here, and its port is the name of the pair.
+
+Differs from a proxy: it opens nothing and changes nothing. With TLS a client without a key never comes further than
+the handshake.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+from confide.deploy.address import Address
+
+_LINGERS = 2.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What those may use who have not yet shown who they are."""
+
+    from_address: int = 64
+    """Connections of one address that are not admitted."""
+    in_all: int = 1024
+    seconds: float = 15.0
+    """Until a connection has to be admitted."""
+    admitted: int = 16_384
+    """Connections that are held at all."""
+
+
+class Gate:
+    """Passes connections on to a port of this machine."""
+
+    def __init__(self, behind: Address, limits: Limits, moved: Callable[[int], None] = lambda size: None) -> None:
+        """`moved` counts bytes, as they pass."""
+        self.behind, self.limits, self.moved = behind, limits, moved
+        self.waiting: Counter[str] = Counter()
+        self.pairs: set[Pair] = set()
+        self.by_port: dict[int, Pair] = {}
+        self.refused = 0
+
+    def take(self) -> asyncio.Protocol:
+        return _Half(self)
+
+    def allows(self, host: str) -> bool:
+        """Whether one more may come from there; who is refused is counted."""
+        limits = self.limits
+        free = self.waiting[host] < limits.from_address and self.waiting.total() < limits.in_all
+        if free and len(self.pairs) < limits.admitted:
+            return True
+        self.refused += 1
+        return False
+
+    def admit(self, port: int) -> None:
+        """The connection that gRPC knows by this port has shown who it is."""
+        pair = self.by_port.get(port)
+        if pair is not None:
+            pair.admitted()
+
+    def close(self) -> None:
+        for pair in list(self.pairs):
+            pair.end()
+
+
+class Pair:
+    """A client's connection and the one to gRPC."""
+
+    def __init__(self, gate: Gate, outside: asyncio.Transport, host: str) -> None:
+        self.gate, self.outside, self.host = gate, outside, host
+        self.inside: asyncio.Transport | None = None
+        self.port = 0
+        gate.pairs.add(self)
+        gate.waiting[host] += 1
+        loop = asyncio.get_running_loop()
+        self.alarm: asyncio.TimerHandle | None = loop.call_later(gate.limits.seconds, self.end)
+        self.connecting = loop.create_task(self._connect())
+
+    async def _connect(self) -> None:
+        behind, loop = self.gate.behind, asyncio.get_running_loop()
+        try:
+            made, _ = await loop.create_connection(lambda: _Half(self.gate, self), behind.host, behind.port)
+        except OSError:
+            self.end()
+            return
+        self.inside, self.port = made, made.get_extra_info("sockname")[1]
+        self.gate.by_port[self.port] = self
+        self.outside.resume_reading()
+
+    def admitted(self) -> None:
+        if self.alarm is not None:
+            self.alarm.cancel()
+            self.alarm = None
+            self._no_longer_waits()
+
+    def end(self) -> None:
+        """Cut both sides. What is on its way is still delivered, to whoever takes it within seconds."""
+        if self not in self.gate.pairs:
+            return
+        self.gate.pairs.discard(self)
+        self.gate.by_port.pop(self.port, None)
+        self.admitted()
+        self.connecting.cancel()
+        for side in (self.outside, self.inside):
+            if side is not None:
+                side.close()
+                asyncio.get_running_loop().call_later(_LINGERS, side.abort)
+
+    def _no_longer_waits(self) -> None:
+        self.gate.waiting[self.host] -= 1
+        if not self.gate.waiting[self.host]:
+            del self.gate.waiting[self.host]
+
+
+class _Half(asyncio.Protocol):
+    """One side of a pair; a pair is made by the side that a client opens."""
+
+    def __init__(self, gate: Gate, pair: Pair | None = None) -> None:
+        self.gate, self.pair, self.is_outside = gate, pair, pair is None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        made = cast(asyncio.Transport, transport)
+        if not self.is_outside:
+            return
+        host = str((made.get_extra_info("peername") or ("?",))[0])
+        if not self.gate.allows(host):
+            made.abort()
+            return
+        made.pause_reading()  # until gRPC can take it
+        self.pair = Pair(self.gate, made, host)
+
+    @property
+    def other(self) -> asyncio.Transport | None:
+        if self.pair is None:
+            return None
+        return self.pair.inside if self.is_outside else self.pair.outside
+
+    def data_received(self, data: bytes) -> None:
+        if self.other is not None:
+            self.gate.moved(len(data))
+            self.other.write(data)
+
+    def pause_writing(self) -> None:
+        if self.other is not None and not self.other.is_closing():
+            self.other.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self.other is not None and not self.other.is_closing():
+            self.other.resume_reading()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self.pair is not None:
+            self.pair.end()

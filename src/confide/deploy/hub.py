@@ -1,0 +1,368 @@
+"""The server's side of the wire: one long gRPC stream for each client, on which the server says when.
+
+A thread of its own holds the streams, and the run's thread asks and waits for what comes (`Link`): nobody polls. Who a
+client is follows from the certificate that it shows in the TLS handshake: its public key is looked up in the
+federation's list, also while a run goes on, so a key that is revoked is cut within seconds. A second connection under
+one name takes the place of the first: a client that was killed and started again is taken back at once.
+
+Memory is bounded. Before a client is known nothing is taken from it but a hello (`gate` says how many may try). Arrays
+are taken only for a question that is open, of at most the size that the model has, and only while there is room for
+them: models wait in the streams, by gRPC's flow control, until the round has added up those before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from socket import socket
+from typing import Any
+
+import grpc
+
+from confide.deploy import keys
+from confide.deploy.address import Address
+from confide.deploy.gate import Gate, Limits
+from confide.deploy.link import Came, Event, Gone, NodeId, Reply
+from confide.deploy.metrics import Meter
+from confide.deploy.parcels import Parcel
+from confide.deploy.refusals import MEANINGS, meaning
+from confide.deploy.wire import LARGEST, METHOD, SERVICE, Incoming, Malformed, frames
+from confide.errors import UserError
+
+_ROOM = 256 << 20
+"""Bytes of arrays that are held before a round has taken them; one parcel may be larger, alone."""
+_PART_SECONDS = 10.0
+"""Within which every part of an array has to follow the one before: 100 kB/s."""
+_HELLO_SECONDS, _WATCH_SECONDS = 10.0, 2.0
+_HELLO_BYTES = 4096
+OPTIONS = (
+    ("grpc.max_receive_message_length", LARGEST),
+    ("grpc.max_send_message_length", LARGEST),
+    ("grpc.max_metadata_size", 8 << 10),
+    ("grpc.absolute_max_metadata_size", 16 << 10),
+    ("grpc.keepalive_time_ms", 30_000),  # a machine that vanished is noticed
+    ("grpc.keepalive_timeout_ms", 15_000),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+_SERVER_OPTIONS = (
+    *OPTIONS,
+    ("grpc.max_concurrent_streams", 1),
+    ("grpc.max_connection_idle_ms", 10_000),  # one without a stream
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.so_reuseport", 0),
+)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a client was asked, and until when its answer counts."""
+
+    ticket: int
+    node: NodeId
+    kind: str
+    parcel: Parcel
+    ends: float
+
+
+@dataclass(eq=False)
+class Session:
+    """One client's stream."""
+
+    node: NodeId
+    key: bytes | None
+    questions: asyncio.Queue[Question] = field(default_factory=asyncio.Queue)
+    open: dict[int, Question] = field(default_factory=dict)
+    cut: asyncio.Future[tuple[grpc.StatusCode, str]] = field(default_factory=lambda: asyncio.Future())
+
+    def end(self, code: grpc.StatusCode, why: str) -> None:
+        if not self.cut.done():
+            self.cut.set_result((code, why))
+
+
+class Room:
+    """So many bytes that may be held at once, given to who came first; one that wants more is alone."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.used = limit, 0
+        self.waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def take(self, size: int) -> None:
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.waiting.append((size, place))
+        self._serve()
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled():
+                self.give(size)
+            raise
+
+    def give(self, size: int) -> None:
+        self.used -= size
+        self._serve()
+
+    def _serve(self) -> None:
+        while self.waiting and (not self.used or self.used + self.waiting[0][0] <= self.limit):
+            size, place = self.waiting.popleft()
+            if not place.done():
+                self.used += size
+                place.set_result(None)
+
+
+class Hub:
+    """A `Link` over gRPC. Without keys everything is plain and anybody may join: for a closed test network only."""
+
+    def __init__(self, listening: socket, folder: Path | None, limits: Limits | None = None) -> None:
+        self.folder, self.limits, self.meter = folder, limits or Limits(), Meter()
+        self.arrays = 0
+        """Bytes of arrays that an answer may have; set once the model is known."""
+        self.registry: dict[NodeId, Sequence[int]] | None = None
+        self._federation: dict[bytes, keys.Node] = {}
+        self._seen: tuple[int, int] | None = None
+        if folder is not None:
+            for name in (keys.SERVER, keys.CA):
+                keys.check_certificate(folder / name)
+            self.registry = {}
+            self._learn()
+        self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._sessions: dict[NodeId, Session] = {}
+        self._tickets, self._numbers = itertools.count(1), itertools.count(1)
+        self._held = 0
+        self._room = Room(_ROOM)
+        self._loop = asyncio.new_event_loop()
+        self._stop: asyncio.Future[None] = self._loop.create_future()
+        ready: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._live, args=(listening, ready), daemon=True, name="hub")
+        self._thread.start()
+        failed = ready.get()
+        if failed is not None:
+            raise failed
+
+    def ask(self, kind: str, parcels: Sequence[tuple[NodeId, Parcel]], seconds: float) -> list[int]:
+        ends = time.monotonic() + seconds
+        made = [Question(next(self._tickets), node, kind, parcel, ends) for node, parcel in parcels]
+        self._loop.call_soon_threadsafe(self._send, made)
+        return [question.ticket for question in made]
+
+    def events(self, seconds: float) -> Iterator[Event]:
+        self._let_go()
+        with suppress(queue.Empty):
+            found = self._inbox.get(timeout=max(seconds, 0.0))
+            while True:
+                if isinstance(found, Reply):
+                    self._held += found.size
+                yield found
+                if self._held > _ROOM // 4:
+                    del found
+                    self._let_go()
+                found = self._inbox.get_nowait()
+
+    def _let_go(self) -> None:
+        """The arrays that were handed out are in the sum by now."""
+        if self._held:
+            self._loop.call_soon_threadsafe(self._room.give, self._held)
+            self._held = 0
+
+    def drop(self, node: NodeId) -> None:
+        def cut() -> None:
+            if node in self._sessions:
+                self._sessions[node].end(grpc.StatusCode.ALREADY_EXISTS, "another client speaks for its users")
+
+        self._loop.call_soon_threadsafe(cut)
+
+    def close(self) -> None:
+        def stop() -> None:
+            if not self._stop.done():
+                self._stop.set_result(None)
+
+        if self._thread.is_alive():
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(stop)
+            self._thread.join(15)
+
+    def _send(self, questions: Sequence[Question]) -> None:
+        for question in questions:
+            session = self._sessions.get(question.node)
+            if session is None:
+                self._inbox.put(Reply(question.ticket, question.node, None, "it is not connected"))
+                continue
+            now = self._loop.time()
+            session.open = {ticket: each for ticket, each in session.open.items() if each.ends > now}
+            session.open[question.ticket] = question
+            session.questions.put_nowait(question)
+
+    def _live(self, listening: socket, ready: queue.SimpleQueue[BaseException | None]) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve(listening, ready))
+        except BaseException as error:
+            ready.put(error)
+        finally:
+            self._loop.close()
+
+    async def _serve(self, listening: socket, ready: queue.SimpleQueue[BaseException | None]) -> None:
+        server = grpc.aio.server(options=_SERVER_OPTIONS)
+        handler = grpc.stream_stream_rpc_method_handler(self._stream)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+        # gRPC itself listens for this machine alone, behind the gate.
+        port = (
+            server.add_insecure_port("127.0.0.1:0")
+            if self.folder is None
+            else server.add_secure_port("127.0.0.1:0", _credentials(self.folder))
+        )
+        await server.start()
+        self.gate = Gate(Address("127.0.0.1", port), self.limits, self.meter.moved)
+        front = await self._loop.create_server(self.gate.take, sock=listening, backlog=1024)
+        watch = asyncio.create_task(self._watch())
+        ready.put(None)
+        try:
+            await self._stop
+        finally:
+            watch.cancel()
+            front.close()
+            await server.stop(0.2)
+            self.gate.close()
+
+    async def _watch(self) -> None:
+        """Cut those whose key was revoked or rotated."""
+        while True:
+            await asyncio.sleep(_WATCH_SECONDS)
+            self._learn()
+            for session in list(self._sessions.values()):
+                if session.key is not None and session.key not in self._federation:
+                    session.end(grpc.StatusCode.PERMISSION_DENIED, "its key was revoked")
+
+    def _learn(self) -> None:
+        """Read the federation, if its file has changed; one that cannot be read leaves the last one in force."""
+        if self.folder is None or self.registry is None:
+            return
+        try:
+            now = (self.folder / keys.FEDERATION).stat()
+            if (now.st_mtime_ns, now.st_ino) == self._seen:
+                return
+            held = keys.read(self.folder)
+        except (UserError, OSError):
+            if self._seen is None:
+                raise
+            return
+        self._seen, self._federation = (now.st_mtime_ns, now.st_ino), held.by_key()
+        self.registry.update({node.name: node.users for node in held.nodes})
+
+    async def _stream(self, _: object, context: Any) -> None:
+        """The life of one client's stream."""
+        session = await self._admit(context)
+        before = self._sessions.get(session.node)
+        if before is not None:
+            before.end(grpc.StatusCode.ALREADY_EXISTS, "another client uses its key")
+            self._leave(before)
+        self._sessions[session.node] = session
+        self.meter.connected = len(self._sessions)
+        self._inbox.put(Came(session.node))
+        tasks = [asyncio.create_task(self._read(session, context)), asyncio.create_task(self._write(session, context))]
+        ends: list[asyncio.Future[Any]] = [*tasks, session.cut]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            if self._sessions.get(session.node) is session:
+                self._leave(session)
+        if session.cut.done():
+            await context.abort(*session.cut.result())
+        await asyncio.gather(*tasks, return_exceptions=True)
+        errors = [task.exception() for task in tasks if not task.cancelled()]
+        if any(isinstance(error, (Malformed, TimeoutError)) for error in errors):
+            self.meter.count("malformed" if isinstance(errors[0], Malformed) else "stalled")
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "what it sends is no parcel, or comes too slowly")
+
+    def _leave(self, session: Session) -> None:
+        del self._sessions[session.node]
+        self.meter.connected = len(self._sessions)
+        self._inbox.put(Gone(session.node))
+        for question in session.open.values():
+            self._inbox.put(Reply(question.ticket, question.node, None, "its connection was lost"))
+        session.open = {}
+
+    async def _admit(self, context: Any) -> Session:
+        """Who it is, once it has shown its key and said hello."""
+        node, key = self._who(context)
+        if node is None:
+            self.meter.count("unknown key")
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "its key is not in the federation")
+        try:
+            async with asyncio.timeout(_HELLO_SECONDS):
+                frame = await context.read()
+            hello = Incoming.begin(frame, 0)
+            if hello.kind != "hello" or len(frame) > _HELLO_BYTES:
+                raise Malformed("no hello")
+        except (Malformed, TimeoutError):
+            self.meter.count("no hello")
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no hello")
+        self.gate.admit(int(context.peer().rpartition(":")[2]))
+        await context.send_initial_metadata(())
+        return Session(node if node is not None else "", key)
+
+    def _who(self, context: Any) -> tuple[NodeId | None, bytes | None]:
+        if self.folder is None:
+            return next(self._numbers), None
+        try:
+            key = keys.key_of(context.auth_context()["x509_pem_cert"][0])
+        except (KeyError, ValueError):
+            return None, None
+        self._learn()
+        found = self._federation.get(key)
+        return (None, None) if found is None else (found.name, key)
+
+    async def _read(self, session: Session, context: Any) -> None:
+        while True:
+            frame = await context.read()
+            if frame is grpc.aio.EOF:
+                return
+            incoming = Incoming.begin(frame, self.arrays)
+            question, size = session.open.get(incoming.ticket), incoming.size
+            if question is None:  # late, or never asked: read, since the stream goes on behind it, and not kept
+                incoming.drop()
+                self.meter.count("late")
+                size = 0
+            if size:
+                await self._room.take(size)
+            try:
+                while not incoming.complete:
+                    async with asyncio.timeout(_PART_SECONDS):
+                        incoming.add(await context.read())
+            except BaseException:
+                self._room.give(size)
+                raise
+            if session.open.pop(incoming.ticket, None) is None:
+                if size:
+                    self._room.give(size)
+            elif incoming.kind:
+                self.meter.count(incoming.kind if incoming.kind in MEANINGS else "other")
+                self._inbox.put(Reply(incoming.ticket, session.node, None, meaning(incoming.kind), incoming.kind, size))
+            else:
+                self._inbox.put(Reply(incoming.ticket, session.node, incoming.parcel, size=size))
+            del incoming
+
+    async def _write(self, session: Session, context: Any) -> None:
+        while True:
+            question = await session.questions.get()
+            if question.ends <= self._loop.time() or question.ticket not in session.open:
+                continue
+            async with asyncio.timeout_at(question.ends):  # half a parcel cannot be taken back
+                for frame in frames(question.ticket, question.kind, question.parcel):
+                    await context.write(frame)
+            del question  # it may hold a model
+
+
+def _credentials(folder: Path) -> Any:
+    pair = (folder / keys.SERVER_KEY).read_bytes(), (folder / keys.SERVER).read_bytes()
+    return grpc.ssl_server_credentials([pair], (folder / keys.CA).read_bytes(), require_client_auth=True)

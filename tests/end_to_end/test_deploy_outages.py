@@ -1,0 +1,161 @@
+"""A deployment goes on through outages, restarts, revoked keys and strangers at its port."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("grpc", reason="deployment needs gRPC: pip install 'confide[deploy]'")
+
+from confide.deploy import keys
+from confide.privacy.ledger import FILE, Ledger
+from support.loopback import Loopback, listens
+
+RECIPE = """\
+task: {kind: convex/quadratics, users: 3, dimension: 6, rank: 3}
+sampling: {kind: fixed, cohort: 3}
+local: {steps: 2, learning_rate: 0.1}
+bounding: {rule: clip, bound: 1}
+privacy: {mechanism: gaussian, noise_multiplier: 1, delta: 1.0e-5, accountant: rdp, trust: TRUST}
+central: {kind: sgd, learning_rate: 0.1}
+run: {steps: STEPS}
+"""
+
+
+def written(place: Path, trust: str = "central", steps: int = 30) -> str:
+    path = place / "recipe.yaml"
+    path.write_text(RECIPE.replace("TRUST", trust).replace("STEPS", str(steps)))
+    return str(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trust", ["central", "distributed"])
+def test_an_outage_of_all_clients_neither_ends_a_run_nor_costs_a_step(trust: str, tmp_path: Path) -> None:
+    with Loopback(tmp_path, 3) as here:
+        for number in range(3):
+            here.client(number, [number])
+        here.serve(written(tmp_path, trust, 150), "--wait-for", 3, "--minimum", 1, "--deadline", 20)
+        here.wait(lambda: here.steps() >= 2)
+        for client in here.clients.values():
+            client.kill()
+            client.join()
+        time.sleep(1.5)
+        assert here.server is not None
+        assert here.server.is_alive()
+        for number in range(3):
+            here.client(number, [number])
+        here.finish()
+        said = here.log("server").read_text()
+    entries = Ledger.read(here.run / FILE).entries
+    assert len({entry.step for entry in entries}) == 150
+    # Whoever was asked may have answered; a step for which nobody was there has no line.
+    assert len(entries) <= (150 if trust == "central" else 151), said
+
+
+@pytest.mark.slow
+def test_a_revoked_key_is_cut_while_it_is_connected(tmp_path: Path) -> None:
+    with Loopback(tmp_path, 3) as here:
+        for number in range(3):
+            here.client(number, [number])
+        here.serve(written(tmp_path, steps=100_000), "--wait-for", 3, "--minimum", 0.5)
+        here.wait(lambda: here.steps() >= 1)
+        keys.revoke(tmp_path / "keys", "client-1")
+        revoked = here.clients.pop(1)
+        revoked.join(20)
+        assert revoked.exitcode == 2, here.log("client-1").read_text()
+        assert "does not let this client in" in here.log("client-1").read_text()
+        before = here.steps()
+        here.wait(lambda: here.steps() > before)  # the others go on
+
+
+def test_local_trust_with_several_users_to_a_client_finishes_without_tls_and_cannot_be_resumed_elsewhere(
+    tmp_path: Path, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    recipe = written(tmp_path, "local", 3)
+    with Loopback(tmp_path, 1) as here:
+        plain = {"servers": [{"address": f"127.0.0.1:{here.port}"}]}
+
+        def client() -> None:
+            here.clients[0] = here.confide(
+                "deploy", "client", "--plain", "--server", f"127.0.0.1:{here.port}", "--users", "0,1,2", "--policy",
+                here.policy(0, **plain), log="client-0",
+            )  # fmt: skip
+
+        def serve() -> None:
+            here.server = here.confide(
+                "deploy", "server", recipe, "--out", here.run, "--plain", "--users", 3, "--listen",
+                f"127.0.0.1:{here.port}", "--minimum", 1, "--wait-for", 3, log="server",
+            )  # fmt: skip
+
+        serve()
+        here.wait(lambda: (here.run / "deployed").exists() and listens(here.port))
+        assert here.server is not None
+        here.server.kill()
+        here.server.join()
+        code, _, said = command("resume", here.run)
+        assert code == 2
+        assert "confide deploy server --resume" in said or "holds no run" in said
+        client()
+        serve()
+        here.wait(lambda: here.steps() >= 1)
+        first = here.clients[0]
+        first.kill()
+        first.join()
+        client()  # taken back at once
+        here.finish()
+    assert len({entry.step for entry in Ledger.read(here.run / FILE).entries}) == 3
+
+
+@pytest.mark.slow
+def test_strangers_at_the_port_neither_stop_a_round_nor_stay(tmp_path: Path) -> None:
+    """Silent and dripping connections, garbage, TLS without a certificate, more of them than are allowed."""
+    with Loopback(tmp_path, 3) as here:
+        for number in range(3):
+            here.client(number, [number])
+        here.serve(written(tmp_path, steps=100_000), "--wait-for", 3, "--minimum", 1, "--deadline", 20)
+        here.wait(lambda: here.steps() >= 1)
+        place = ("127.0.0.1", here.port)
+        held = [socket.create_connection(place) for _ in range(200)]
+        for number, each in enumerate(held):
+            try:
+                each.sendall((b"\x16\x03\x01\x02\x00", b"PRI * HTTP/2.0\r\n", b"", os.urandom(500))[number % 4])
+            except OSError:
+                pass
+        context = ssl._create_unverified_context()
+        context.set_alpn_protocols(["h2"])
+        before = here.steps()
+        here.wait(lambda: here.steps() > before + 3)
+        assert here.server is not None
+        assert here.server.is_alive()
+        open_still = 0
+        for each in held:
+            each.settimeout(0.01)
+            try:
+                open_still += each.recv(1 << 16) != b""
+            except TimeoutError:
+                open_still += 1
+            except OSError:
+                pass
+        assert open_still <= 64
+        time.sleep(16)
+        for each in held[:64]:
+            each.settimeout(1)
+            with pytest.raises((OSError, AssertionError)):
+                assert each.recv(1 << 16), "ended"
+        for each in held:
+            each.close()
+        with socket.create_connection(place) as plain, pytest.raises(OSError):
+            secure = context.wrap_socket(plain)
+            if not secure.recv(1):
+                raise ConnectionResetError
+        here.server.kill()
+        for client in here.clients.values():
+            assert client.pid is not None
+            os.kill(client.pid, signal.SIGTERM)
