@@ -3,8 +3,8 @@
 python benchmarks/deploy_faults.py [--processes] [--rounds 20] [--share 0.3] [--clients 20]
 
 With --processes server and clients are processes that speak gRPC over TLS; in every round some clients get SIGKILL and
-are started again at once. Otherwise clients are real ones without a network (`support.rehearsal`); a killed one fails before or
-during its training: it never answers, or fails with an error. The loop, ledger and noise are a run's own.
+are started again at once. Otherwise clients are real ones without a network (`support.rehearsal`); a killed one fails
+before or during its training: it never answers, or fails with an error. The loop, ledger and noise are a run's own.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -16,7 +17,7 @@ pytest.importorskip("grpc", reason="deployment needs gRPC: pip install 'confide[
 
 from confide.deploy import keys
 from confide.privacy.ledger import FILE, Ledger
-from support.loopback import Loopback, listens
+from support.loopback import Loopback
 
 RECIPE = """\
 task: {kind: convex/quadratics, users: 3, dimension: 6, rank: 3}
@@ -78,7 +79,7 @@ def test_a_revoked_key_is_cut_while_it_is_connected(tmp_path: Path) -> None:
 def test_local_trust_with_several_users_to_a_client_finishes_without_tls_and_cannot_be_resumed_elsewhere(
     tmp_path: Path, command: Callable[..., tuple[int, str, str]]
 ) -> None:
-    recipe = written(tmp_path, "local", 3)
+    recipe = written(tmp_path, "local", 60)
     with Loopback(tmp_path, 1) as here:
         plain = {"servers": [{"address": f"127.0.0.1:{here.port}"}]}
 
@@ -94,23 +95,24 @@ def test_local_trust_with_several_users_to_a_client_finishes_without_tls_and_can
                 f"127.0.0.1:{here.port}", "--minimum", 1, "--wait-for", 3, log="server",
             )  # fmt: skip
 
+        client()
         serve()
-        here.wait(lambda: (here.run / "deployed").exists() and listens(here.port))
+        here.wait(lambda: here.steps() >= 1)
         assert here.server is not None
         here.server.kill()
         here.server.join()
         code, _, said = command("resume", here.run)
         assert code == 2
-        assert "confide deploy server --resume" in said or "holds no run" in said
-        client()
+        assert "confide deploy server --resume" in said
+        before = here.steps()
         serve()
-        here.wait(lambda: here.steps() >= 1)
+        here.wait(lambda: here.steps() > before)
         first = here.clients[0]
         first.kill()
         first.join()
         client()  # taken back at once
         here.finish()
-    assert len({entry.step for entry in Ledger.read(here.run / FILE).entries}) == 3
+    assert len({entry.step for entry in Ledger.read(here.run / FILE).entries}) == 60
 
 
 @pytest.mark.slow
@@ -124,10 +126,8 @@ def test_strangers_at_the_port_neither_stop_a_round_nor_stay(tmp_path: Path) -> 
         place = ("127.0.0.1", here.port)
         held = [socket.create_connection(place) for _ in range(200)]
         for number, each in enumerate(held):
-            try:
+            with contextlib.suppress(OSError):
                 each.sendall((b"\x16\x03\x01\x02\x00", b"PRI * HTTP/2.0\r\n", b"", os.urandom(500))[number % 4])
-            except OSError:
-                pass
         context = ssl._create_unverified_context()
         context.set_alpn_protocols(["h2"])
         before = here.steps()
@@ -151,10 +151,10 @@ def test_strangers_at_the_port_neither_stop_a_round_nor_stay(tmp_path: Path) -> 
                 assert each.recv(1 << 16), "ended"
         for each in held:
             each.close()
-        with socket.create_connection(place) as plain, pytest.raises(OSError):
-            secure = context.wrap_socket(plain)
-            if not secure.recv(1):
-                raise ConnectionResetError
+        content = b"?"
+        with socket.create_connection(place) as plain, contextlib.suppress(OSError):
+            content = context.wrap_socket(plain).recv(1)  # the handshake ends before the server has seen that there is
+        assert content in (b"", b"?"), "no HTTP/2 without a certificate"
         here.server.kill()
         for client in here.clients.values():
             assert client.pid is not None
