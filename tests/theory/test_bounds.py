@@ -368,3 +368,40 @@ def test_the_adaptive_gap_vanishes_with_the_rate_and_the_fixed_one_does_not() ->
     short, long = both(10**4), both(10**8)
     assert long[0] < short[0] / 30
     assert long[1] > short[1]
+
+
+FREE_ROUNDS = Convex(rho=0.02, smoothness=2.0, bound=12.0, local_steps=10, distance=3.0, alpha=1.5)
+
+
+def test_norms_theorems_5_and_6_are_theorems_2_and_4_at_their_number_of_rounds() -> None:
+    norms, gaps = [5.0, 60.0, 119.0, 130.0], [0.5, 1.0, 2.0, 4.0]
+    share = FREE_ROUNDS.rho * FREE_ROUNDS.local_steps / FREE_ROUNDS.alpha
+    free, fixed = norm.theorem5(FREE_ROUNDS, FREE_ROUNDS.rounds, norms, gaps), norm.theorem2(FREE_ROUNDS, norms, gaps)
+    assert free.heterogeneity == pytest.approx(fixed.heterogeneity * (1 + share) / 1.5)  # 1 + share is at most 3/2
+    free, fixed = norm.theorem6(FREE_ROUNDS, FREE_ROUNDS.rounds, norms, gaps), norm.theorem4(FREE_ROUNDS, norms, gaps)
+    assert free.heterogeneity == pytest.approx(fixed.heterogeneity)
+    assert free.initialisation == fixed.initialisation
+
+
+def test_the_effect_of_heterogeneity_vanishes_with_more_rounds_and_too_few_are_refused() -> None:
+    norms, gaps = [5.0, 60.0], [0.5, 1.0]
+    for theorem in (norm.theorem5, norm.theorem6):
+        found = [theorem(FREE_ROUNDS, FREE_ROUNDS.rounds * more, norms, gaps).heterogeneity for more in (1, 10, 1000)]
+        assert found[2] < found[1] < found[0]
+        assert found[2] < 0.01 * found[0]
+        with pytest.raises(ValueError, match="expected more than"):
+            theorem(FREE_ROUNDS, 1e-3, norms, gaps)
+
+
+@CALM
+@given(st.floats(4, 20), st.lists(st.floats(0.01, 10), min_size=1, max_size=6))
+def test_eq_17_has_the_papers_form_and_is_above_the_term_of_clipping(factor: float, gaps: list[float]) -> None:
+    norms = [1.0] * len(gaps)
+    found = norm.heterogeneity_at(FREE_ROUNDS, factor, norms, gaps)
+    rho, alpha, steps = FREE_ROUNDS.rho, FREE_ROUNDS.alpha, FREE_ROUNDS.local_steps
+    bound = factor * math.sqrt(FREE_ROUNDS.smoothness * max(gaps))
+    first = factor**2 * steps / (2 * alpha) * max(gaps)
+    second = [bound * steps * gap * rho * steps**2 / alpha**2 if bound * steps >= 1 else 0.0 for gap in gaps]
+    assert found == pytest.approx((first * (bound * steps >= 1) + sum(second) / len(gaps)) * rho)
+    if bound * steps >= 1:
+        assert found > 3 * steps / (2 * alpha) * sum(gaps) / len(gaps) * rho

@@ -1,4 +1,4 @@
-"""NORM Theorems 2 to 4 and Proposition 1: clipping against normalising users' updates in convex problems.
+"""NORM Theorems 2 to 6 and Proposition 1: clipping against normalising users' updates in convex problems.
 
 Users have convex L-smooth f_i, take E full-batch steps and send u_i = (w - w_E) / eta, clipped to C or normalised to C;
 C^ = C / E. With gamma > 0 and alpha >= 1 of our choice, C^ >= 4 sqrt(L max Delta_i*), E <= alpha / (2 rho),
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,39 @@ def theorem4(problem: Convex, norms: Sequence[float], gaps: Sequence[float]) -> 
 
     costs = [cost(norm, gap) if norm <= whole else 0.0 for norm, gap in zip(norms, gaps, strict=True)]
     return Bound(problem.initialisation, _mean(costs) * problem.rho)
+
+
+def theorem5(problem: Convex, rounds: float, norms: Sequence[float], gaps: Sequence[float]) -> Bound:
+    """Theorem 2 with any number of rounds K above 2 gamma / (C^ E rho); eta is then gamma / (C^ L E K rho)."""
+    share, whole = _share(problem, rounds), problem.bound * problem.local_steps
+    within = [gap if norm <= whole else 0.0 for norm, gap in zip(norms, gaps, strict=True)]
+    return Bound(problem.initialisation, share * (1 + share) * _mean(within))
+
+
+def theorem6(problem: Convex, rounds: float, norms: Sequence[float], gaps: Sequence[float]) -> Bound:
+    """Theorem 4 with any number of rounds K."""
+    share, whole = _share(problem, rounds), problem.bound * problem.local_steps
+    own = problem.balance * problem.bound / (problem.smoothness * rounds * problem.rho)
+
+    def cost(norm: float, gap: float) -> float:
+        return own + _over(whole, norm) * share**2 * gap if gap else own
+
+    costs = [cost(norm, gap) if norm <= whole else 0.0 for norm, gap in zip(norms, gaps, strict=True)]
+    return Bound(problem.initialisation, _mean(costs))
+
+
+def heterogeneity_at(problem: Convex, factor: float, norms: Sequence[float], gaps: Sequence[float]) -> float:
+    """Eq. 17: term B_2 of normalising where C^ = c sqrt(L max Delta), whatever the problem's own bound; c >= 4."""
+    bound = factor * math.sqrt(problem.smoothness * max(gaps))
+    return theorem4(replace(problem, bound=bound, gamma=problem.balance), norms, gaps).heterogeneity
+
+
+def _share(problem: Convex, rounds: float) -> float:
+    """2 gamma / (C^ K rho), which is rho E / alpha at the K of Theorems 2 and 4."""
+    share = 2 * problem.balance / (problem.bound * rounds * problem.rho)
+    if share >= problem.local_steps:
+        raise ValueError(f"rounds={rounds:.4g}: expected more than 2 gamma / (C^ E rho)")
+    return share
 
 
 def clipped_progress(problem: Convex, norms: Sequence[float], excess: Sequence[float]) -> float:
