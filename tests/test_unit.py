@@ -13,6 +13,8 @@ from confide.recipe import Recipe
 
 NOISE = "privacy={mechanism: gaussian, noise_multiplier: 1, delta: 1.0e-5}"
 AN4 = "task.corpus={kind: an4}"
+COLUMN = ("task.data={kind: table, queries: asked.csv, client_column: owner}", "task.clients={kind: column}")
+OWNER = "owner of queries, by the data's client column"
 SPEECH, SMS = "speech/embedded/federated", "retrieval/sms-head"
 
 
@@ -42,6 +44,11 @@ def test_every_shipped_recipe_names_its_unit(name: str) -> None:
         (SPEECH, [AN4, "task.pool=20"], "share of pooled utterances", False, "dealt"),
         (SMS, [], "random share of the queries", False, "dealt"),
         ("retrieval/embedded", [], "made-up household", False, "made-up"),
+        (SMS, [*COLUMN], OWNER, False, "found"),
+        (SMS, [*COLUMN, "users.person=true"], OWNER, True, "declared"),
+        ("convex/digits", ["task={kind: bench/mlp}"], "made-up client", False, "made-up"),
+        ("convex/digits", ["task={kind: bench/speech}"], "made-up client", False, "made-up"),
+        ("convex/digits", ["task={kind: bench/vector}"], "made-up client", False, "made-up"),
     ],
 )
 def test_the_unit_of_each_kind_of_users(name: str, sets: list[str], unit: str, person: bool, origin: str) -> None:
@@ -94,6 +101,10 @@ def test_the_ledgers_first_line_has_the_unit_and_the_sampler() -> None:
     speech = loaded(SPEECH, AN4)
     assert ledger_header(speech, loop.plan, loop.task, b"", deployed=True)["unit"]["name"].startswith("device")
     assert ledger_header(speech, loop.plan, loop.task, b"")["unit"]["name"] == "speaker"
+    for person in (False, True):
+        said = ["users={unit: phone, person: true}"] if person else []
+        deployed = ledger_header(loaded(SPEECH, AN4, *said), loop.plan, loop.task, b"", deployed=True)["unit"]
+        assert deployed["person"] is person, "only if the recipe says so"
 
 
 def test_recipes_without_a_unit_keep_their_dump() -> None:

@@ -19,6 +19,7 @@ from confide.deploy.parcels import Parcel
 from confide.deploy.refusals import RefusedByClient
 from confide.deploy.remote import JOIN, TRAIN, Door, Remote, Terms
 from confide.engines.engine import Abandoned
+from confide.privacy.budget import Budget
 from confide.privacy.ledger import Ledger
 from confide.recipe import Recipe, load
 from confide.runs import folder
@@ -34,6 +35,7 @@ from support.rehearsal import Local, engine, lenient, loop_over, run_over
         ["bounding.rule=normalise", "bounding.bound=0.3"],
         ["bounding.adaptive={quantile: 0.4}"],
         ["users={weights: examples, public: true}", "sampling={kind: fixed, cohort: 4}", "privacy.accountant=rdp"],
+        ["privacy.mechanism=banded", "sampling={kind: cyclic_poisson, cohort: 3}", "privacy.bands=2"],
     ],
 )
 def test_clients_elsewhere_give_the_model_and_the_ledger_of_one_process(tiny: str, changed: list[str]) -> None:
@@ -42,6 +44,31 @@ def test_clients_elsewhere_give_the_model_and_the_ledger_of_one_process(tiny: st
     loop, state = run_over(recipe, engine())
     assert float((state.parameters - expected.parameters).norm()) <= 1e-6 * float(expected.parameters.norm())
     assert loop.ledger.entries == alone.ledger.entries
+
+
+def test_sampled_turns_are_answered_by_the_users_of_the_group_and_cost_a_client_the_whole_run(
+    tiny: str, tmp_path: Path
+) -> None:
+    """Correlated noise is one release of the whole run, so a client's life pays for it with its first answer."""
+    sampled = ["privacy.mechanism=banded", "sampling={kind: cyclic_poisson, cohort: 3}", "privacy.bands=2"]
+    recipe, asked = load(tiny, ["run.steps=20", *sampled]), dict[int, set[int]]()
+
+    def watched(kind: str, node: int, parcel: Parcel) -> str:
+        if kind == TRAIN:
+            asked.setdefault(parcel.facts["step"] % 2, set()).add(parcel.facts["user"])
+        return ""
+
+    loop, _ = run_over(recipe, engine(12, fate=watched, state=tmp_path))
+    assert not asked[0] & asked[1], "two groups that take turns"
+    assert len(asked[0]) == len(asked[1]) == 6
+    assert loop.plan.event.turns == 10
+    for path in tmp_path.glob("*/budget.jsonl"):
+        book = Budget.read(path)
+        assert [charge.event for charge in book.charges] == [loop.plan.event]
+        assert book.spent()["planned"] == pytest.approx(loop.plan.epsilon(1), rel=1e-3)
+    # A server that starts anew is charged for anew: too much where it goes on, but never too little.
+    run_over(recipe, engine(12, state=tmp_path))
+    assert {len(Budget.read(path).charges) for path in tmp_path.glob("*/budget.jsonl")} == {2}
 
 
 def test_a_short_cut_of_the_task_makes_no_difference() -> None:

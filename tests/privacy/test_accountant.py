@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from opacus.accountants import RDPAccountant
 from scipy import stats  # type: ignore[import-untyped]
 from scipy.optimize import brentq  # type: ignore[import-untyped]
@@ -24,6 +25,7 @@ from confide.privacy.trust.server_view import ServerView, left_of_server, most_d
 
 # A property holds on a busy machine as well.
 CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+Array = NDArray[np.float64]
 BOTH: tuple[Accountant, Accountant] = ("pld", "rdp")
 
 
@@ -169,6 +171,26 @@ def test_full_participation_is_bounded_by_the_exact_gaussian_formula(per_step: f
 def test_pld_of_full_participation_is_the_exact_gaussian(z: float, steps: int, delta: float) -> None:
     exact = exact_gaussian(z / math.sqrt(steps), delta)
     assert exact * (1 - 1e-6) <= epsilon([everyone(z)] * steps, delta, "pld") < 1.01 * exact
+
+
+def binned(pair: tuple[Array, Array], steps: int, delta: float) -> float:
+    """A lower bound of epsilon of this pair of bins' probabilities: bins and rounding only ever lower it."""
+    lower, upper = (dict(enumerate(np.log(np.maximum(mass, 1e-300)).tolist())) for mass in pair)
+    loss = dp_accounting.pld.privacy_loss_distribution.from_two_probability_mass_functions(
+        lower, upper, pessimistic_estimate=False, value_discretization_interval=1e-3
+    )
+    return float(loss.self_compose(steps).get_epsilon_for_delta(delta))
+
+
+@pytest.mark.parametrize(("z", "rate", "steps"), [(0.7, 0.3, 5), (1.5, 0.1, 50), (3.0, 0.5, 20)])
+def test_poisson_covers_a_user_who_is_added_and_one_who_is_removed(z: float, rate: float, steps: int) -> None:
+    """Both directions of (1 - q) N(0) + q N(1) against N(0); one of the two is reached."""
+    edges = np.linspace(-9 * z, 1 + 9 * z, 4001)
+    without = np.diff(stats.norm.cdf(edges, 0, z))
+    within = (1 - rate) * without + rate * np.diff(stats.norm.cdf(edges, 1, z))
+    true = [binned(pair, steps, 1e-5) for pair in ((without, within), (within, without))]
+    stated = epsilon([poisson(z, rate)] * steps, 1e-5, "pld")
+    assert max(true) < stated < 1.02 * max(true) + 0.01
 
 
 def test_poisson_with_rate_one_costs_as_much_as_full_participation() -> None:
@@ -341,11 +363,7 @@ def test_a_fixed_cohort_is_never_charged_less_than_two_data_sets_that_are_there(
     masses = [
         np.diff((1 - rate) * stats.norm.cdf(edges, 0, z) + rate * stats.norm.cdf(edges, moved, z)) for moved in (1, -1)
     ]
-    upper, lower = (dict(enumerate(np.log(np.maximum(mass, 1e-300)).tolist())) for mass in masses)
-    true = dp_accounting.pld.privacy_loss_distribution.from_two_probability_mass_functions(
-        lower, upper, pessimistic_estimate=False, value_discretization_interval=1e-3
-    )
-    least = true.self_compose(steps).get_epsilon_for_delta(1e-5)
+    least = binned((masses[1], masses[0]), steps, 1e-5)
     assert 0 < least < epsilon([event("fixed", round(1000 * rate), 1000, z)] * steps, 1e-5, "rdp")
 
 

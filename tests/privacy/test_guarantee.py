@@ -31,6 +31,8 @@ FIXED = Event("fixed", 0.2, 20, 100, 6.0, 0.5)
 LOCAL = Event("local", 0.2, 20, 100, 6.0, 0.5)
 CYCLIC = Event("cyclic", 0.1, 10, 100, 2.0, 0.5, separation=10, rounds=20, bands=4)
 
+SAMPLED_TURNS = Event("cyclic_poisson", 0.1, 10, 100, 2.0, 0.5, separation=4, rounds=20, bands=4)
+
 
 def book_of(event: Event, steps: int = 10, **header: Any) -> Ledger:
     first = {
@@ -105,9 +107,11 @@ def test_gaussian_delta_is_the_largest_gap_between_two_gaussians(mu: float, eps:
         assert covering_mu(eps, by_definition) == pytest.approx(mu, rel=1e-4)
 
 
-def test_central_trust_states_nothing_against_the_server_and_the_same_against_clients() -> None:
-    found = statement(book_of(POISSON))
-    assert found.against("models") == found.against("clients", 5) == found.epsilon
+@pytest.mark.parametrize("event", [POISSON, EVERYONE, CYCLIC, SAMPLED_TURNS])
+def test_central_trust_states_nothing_against_the_server_and_the_same_against_clients(event: Event) -> None:
+    found = statement(book_of(event))
+    assert found.against("models") == found.epsilon
+    assert {found.against("clients", number) for number in (1, 2, 5, 10)} == {found.epsilon}
     assert found.against("server") is None
     assert found.against("server and clients", 1) is None
     assert all(each.because for each in found.adversaries)

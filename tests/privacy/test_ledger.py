@@ -215,6 +215,25 @@ def test_every_swap_of_neighbouring_lines_is_found(scratch: Path, whole: bytes) 
         assert refused(scratch, b"".join(swapped)), f"lines {first + 1} and {first + 2}"
 
 
+def test_the_first_line_that_was_edited_removed_or_moved_is_named(scratch: Path, whole: bytes) -> None:
+    lines = whole.splitlines(keepends=True)
+
+    def named(content: list[bytes]) -> int:
+        scratch.write_bytes(b"".join(content))
+        with pytest.raises(UserError, match=r"line \d+") as told:
+            Ledger.read(scratch)
+        return int(str(told.value).split("line ")[1].split(":")[0])
+
+    for number, line in enumerate(lines, start=1):
+        changed = line.replace(b"1e-05", b"2e-05") if number == 1 else line.replace(b"poisson", b"fixed")
+        assert changed != line
+        assert named([*lines[: number - 1], changed, *lines[number:]]) == number
+    for number in range(1, len(lines)):
+        before, line, following = lines[: number - 1], lines[number - 1], lines[number:]
+        assert named([*before, *following]) == number, "whatever stands in its place"
+        assert named([*before, following[0], line, *following[1:]]) == number
+
+
 def test_a_line_of_another_run_is_found(scratch: Path, whole: bytes, tmp_path: Path) -> None:
     other = Ledger.create(tmp_path / ledger.FILE, {**HEADER, "recipe": "another"})
     other.record(0, EVENT, HERE)

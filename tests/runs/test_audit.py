@@ -26,7 +26,7 @@ from confide.federated.bounding import Bounding, bounder
 from confide.federated.parameters import Layout
 from confide.privacy import one_run
 from confide.privacy.budget import Budget
-from confide.runs.audit import audit, measure_power
+from confide.runs.audit import USUAL, audit, measure_power
 from confide.runs.broken import BREAKS, Break
 from confide.runs.canaries import Canaries
 
@@ -157,6 +157,41 @@ def test_the_reported_epsilon_is_below_the_true_one_also_when_the_claim_is_wrong
     for seed in range(10):
         found = one_run.audit_guesses(*gaussian_scores(2.0, 650, seed), gaussian_curve(1.0), 0.05, True)
         assert gaussian_curve(1.0)[0][0] < found[0].epsilon < true
+
+
+def test_the_exact_binomial_test_is_the_sharpest() -> None:
+    for seed in range(10):
+        found = one_run.audit_guesses(*gaussian_scores(2.0, 300, seed), gaussian_curve(1.0), 0.05, True)
+        best = {way: max(each.epsilon for each in found if each.method == way) for way in ("pure", "curve")}
+        assert found[0].method == "independent"
+        assert found[0].epsilon > max(best.values())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "canaries", "used"),
+    [
+        ([], None, True),
+        ([], 1000, False),
+        (["privacy.accountant=rdp", "sampling.kind=fixed"], None, False),
+        (["bounding={rule: clip, bound: 5, adaptive: {quantile: 0.5}}"], None, False),
+        (["privacy.trust=local"], None, False),
+        (["privacy.mechanism=banded", "sampling.kind=cyclic"], None, True),
+        (["privacy.trust=distributed"], None, True),
+    ],
+    ids=["central", "shared coordinates", "fixed", "adaptive", "local", "banded", "distributed"],
+)
+def test_the_exact_test_is_used_only_where_canaries_cannot_influence_each_other(
+    overrides: list[str], canaries: int | None, used: bool
+) -> None:
+    found = audit(wanted("run.steps=8", *overrides), canaries, alone=True)
+    assert ("independent" in {finding.method for finding in found.findings}) is used
+
+
+def test_up_to_a_thousand_canaries_are_planted_unless_more_are_needed_or_asked_for() -> None:
+    assert USUAL == 1000
+    few, many = audit(wanted("run.steps=2"), alone=True), audit(wanted("run.steps=2"), 1200, alone=True)
+    assert few.canaries == 650, "one for each coordinate, of which there are fewer"
+    assert many.canaries == 1200
 
 
 def test_the_family_of_curves_contains_the_claim_and_grows() -> None:

@@ -53,6 +53,13 @@ def test_every_output_says_what_the_statement_says(run: Path, command: Command) 
     assert code == 0
     assert found.said in out
     page = (run / "report.html").read_text()
+    assert found.adjacency is not None
+    for words in (("ledger",), ("ledger", "--json"), ("guarantee",), ("guarantee", "--json"), ("summary",)):
+        told = json.dumps(summary) if words == ("summary",) else command(words[0], run, *words[1:])[1]
+        assert found.adjacency in " ".join(told.split()), words
+        assert found.unit.name in " ".join(told.split()), words
+    assert found.adjacency in page
+    assert f"for every {found.unit.name}" in page
     for each in found.adversaries:
         assert each.said in page
         assert shown(each.epsilon) in page
