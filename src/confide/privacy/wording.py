@@ -13,7 +13,7 @@ from confide.settings import UNSAID, Unit
 
 WIDTH = 100
 NOT_FOR_RELEASE = "For research, not for a release to others."
-SEEDED = "the noise was seeded: repeatable, for research; not for a release to others"
+SEEDED = f"the noise was seeded, and so is repeatable. {NOT_FOR_RELEASE}"
 
 
 def text(found: Statement) -> str:
