@@ -599,6 +599,7 @@ def names(options):
 """
 
 
+@pytest.mark.usefixtures("own_code")
 def test_a_corpus_of_ones_own_is_listed_by_a_function_and_checked_like_any_other(
     people: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
