@@ -55,7 +55,7 @@ def main() -> None:
 
     train = fedjax.for_each_client(client_init, client_step, client_final)
 
-    @jax.jit  # type: ignore[untyped-decorator]
+    @jax.jit
     def finish(total: Any, params: Any, state: Any, key: Any) -> Any:
         leaves, form = jax.tree_util.tree_flatten(total)
         keys = jax.random.split(key, len(leaves))

@@ -91,7 +91,7 @@ def large(parameters: int) -> None:
     serve(one_round)
 
 
-class Gated(TrainingProcessCallback):  # type: ignore[misc]
+class Gated(TrainingProcessCallback):
     """Stands between the rounds. On other ranks there is nobody to obey: they wait in the next all-reduce."""
 
     def __init__(self, gate: Gate | None) -> None:
