@@ -50,3 +50,17 @@ def test_what_is_summed_is_within_the_bound_at_any_rate(rate: float) -> None:
         length = float(bounded_sum(updates(None, rate, None), [user]).norm())
         assert length <= 1.0
         assert length > 0.99 or rate < 1
+
+
+@pytest.mark.parametrize("tiny", [1e-44, 1e-39, 1e-30])
+def test_a_user_who_has_next_to_nothing_to_learn_spoils_nobodys_sum(tiny: float) -> None:
+    """Normalising such an update takes a factor that single precision cannot hold."""
+    gradients = torch.zeros(2, LAYOUT.size)
+    gradients[0, :2], gradients[1, 3] = torch.tensor([tiny, -tiny]), 0.5
+    norms = LAYOUT.norms(gradients[0]), LAYOUT.norms(gradients[1])
+    found = HeadUpdates(gradients, torch.ones(2, dtype=torch.float64), LAYOUT, torch.stack(norms), torch.zeros(2))
+    total = torch.zeros(LAYOUT.size)
+    found.weighted_sum(bounder(Bounding(rule="normalise", bound=1.0), LAYOUT).factors(found.norms), total)
+    root = 0.5**0.5
+    torch.testing.assert_close(total[:4], torch.tensor([root, -root, 0.0, 1.0]), atol=1e-5, rtol=0.0)
+    assert not total[4:].any()

@@ -20,6 +20,8 @@ from confide.federated.local import LocalTraining
 from confide.federated.parameters import Layout
 from confide.speech.pretrained import BIAS, head_input, hidden_units, logits_of, scaled
 
+_LARGE = 1e30  # a factor from which on single precision does not do
+
 
 @dataclass
 class HeadUpdates:
@@ -39,7 +41,9 @@ class HeadUpdates:
         for rows, total, factor in zip(
             torch.split(gradients, sizes, dim=1), torch.split(into, sizes), rows_factors, strict=True
         ):
-            total.add_(torch.mv(rows.T, factor.to(rows.dtype)))
+            # An update that is next to zero takes a factor, to be normalised, that single precision cannot hold either.
+            kind = torch.float64 if bool((factor.abs() > _LARGE).any()) else rows.dtype
+            total.add_(torch.mv(rows.T.to(kind), factor.to(kind)).to(total.dtype))
 
 
 def head_updates(
