@@ -30,7 +30,7 @@ DIGESTS = {
     "retrieval/sms-private-quantile": "123e233aafa72c46",
     "speech/an4/central": "1d101a28b3d0fad1",
     "speech/an4/federated": "4596c52a4dc69be4",
-    "speech/an4/head": "37d28afe6263c903",
+    "speech/an4/head": "fbcf39c9a6aacc7e",
     "speech/an4/pretrained": "61410cd782296b0a",
     "speech/an4/seed": "08747c679a699408",
     "speech/digits/federated": "293ea9496ea6e0ca",
