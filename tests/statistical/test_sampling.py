@@ -6,8 +6,10 @@ that is wrong.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats  # type: ignore[import-untyped]
 
-from confide.privacy import sampling
+from confide.privacy import factorisation, sampling
 from confide.privacy.gaussian import keystream
 from confide.privacy.sampling import Kind, Sampling, draw_cohort, sampler_of
 
@@ -60,9 +62,9 @@ def rate_is(table: Taken, rate: float) -> bool:
     return abs(float(table.mean()) - rate) < 4 * math.sqrt(rate * (1 - rate) / table.size)
 
 
-def users_are_alike(table: Taken) -> bool:
+def users_are_alike(table: Taken, rate: float = RATE) -> bool:
     """How often each user took part: nobody stands out, and all together spread no more than chance does."""
-    excess = (table.sum(axis=0) - STEPS * RATE) / math.sqrt(STEPS * RATE * (1 - RATE))
+    excess = (table.sum(axis=0) - STEPS * rate) / math.sqrt(STEPS * rate * (1 - rate))
     return bool(np.abs(excess).max() < 4.5) and float(stats.chi2.sf(float(np.square(excess).sum()), USERS)) > 1e-3
 
 
@@ -219,6 +221,64 @@ def test_another_seed_is_as_good(sampler: Kind) -> None:
 def test_two_seeds_draw_independent_cohorts(poisson: Taken) -> None:
     found = likeness(poisson, taken("poisson", seed=1))
     assert np.abs(found).max() < 5.5
+
+
+# For a release
+
+SECRET: list[tuple[Kind, dict[str, int]]] = [
+    ("poisson", {}), ("fixed", {}), ("poisson", {"most": COHORT - 5}), ("cyclic_poisson", {"groups": 2, "most": 15}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "more"), SECRET)
+def test_a_cohort_for_release_follows_from_a_keystream_of_the_system_alone(
+    kind: Kind, more: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the system's keys held still the cohort stands still, and it is what AES gives; Philox draws none."""
+    keys: list[bytes] = []
+
+    def urandom(size: int) -> bytes:
+        keys.append(hashlib.blake2b(b"%d" % len(keys), digest_size=size).digest())
+        return keys[-1]
+
+    def draw(step: int) -> list[int]:
+        keys.clear()
+        users: list[int] = draw_cohort(kind, COHORT, USERS, None, step, **more).tolist()
+        return users
+
+    monkeypatch.setattr("confide.privacy.sampling.os.urandom", urandom)
+    monkeypatch.setattr(sampling, "generator", Mock(side_effect=AssertionError("a release draws by AES alone")))
+    found, groups = draw(4), more.get("groups", 1)
+    assert draw(4) == found
+    assert kind == "cyclic_poisson" or draw(5) == found, "nothing but the keys, not even the step"
+    assert [len(key) for key in keys] == [16] * (2 if "most" in more else 1)
+    members = np.arange(USERS) if groups == 1 else factorisation.group_of(USERS, groups, 0, 4)
+    if kind != "fixed":
+        coins = np.frombuffer(keystream(keys[0], 0).update(bytes(4 * len(members))), dtype="<u4")
+        members = members[coins / 2**32 < groups * RATE]
+    if kind == "fixed" or len(members) > more.get("most", USERS):
+        tickets = np.frombuffer(keystream(keys[-1], 0).update(bytes(8 * len(members))), dtype="<u8")
+        members = members[np.argsort(tickets)[: more.get("most", COHORT)]]
+    assert found == sorted(members.tolist())
+
+
+@pytest.mark.parametrize(("kind", "more"), SECRET)
+def test_cohorts_for_release_take_all_users_alike(
+    kind: Kind, more: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keys of the system are counted up, so that nothing fails by chance."""
+    count = iter(range(2**20))
+    monkeypatch.setattr(
+        "confide.privacy.sampling.os.urandom",
+        lambda size: hashlib.blake2b(b"%d" % next(count), digest_size=size).digest(),
+    )
+    table = np.zeros((STEPS, USERS))
+    for step in range(STEPS):
+        table[step, draw_cohort(kind, COHORT, USERS, None, step, **more)] = 1
+    assert users_are_alike(table, float(table.mean()))  # a cut draw has a lower rate
+    assert table.sum(axis=1).max() <= more.get("most", USERS)
+    if kind == "fixed":
+        assert set(table.sum(axis=1)) == {COHORT}
 
 
 # Full participation

@@ -4,6 +4,8 @@ A Poisson cohort takes every user whose own 32 random bits fall below the rate: 
 a choice. The bits are a keystream of AES in counter mode, whose key is a hash of seed and step or, for a release, comes
 from the operating system: amplification by sampling holds only while nobody knows who took part, so whoever knows the
 recipe must not be able to work it out. The rate is rounded down to a multiple of 2^-32, which can only spend less.
+A cohort of fixed size, and the part of a larger draw that `most` keeps, are drawn by Philox from seed and step or, for
+a release, by such a keystream too.
 
 With `cyclic_poisson` the users are dealt into groups that take turns, and the coins are tossed for the users of one
 group (`confide.privacy.factorisation` has the theorem). With `most` a draw of more users than that is cut down to a
@@ -80,19 +82,27 @@ def draw_cohort(
     if kind == "cyclic":
         return cyclic_cohort(population, cohort, seed or 0, step)  # the schedule is public in any case
     purpose = f"cohort of attempt {attempt}" if attempt else "cohort"
-    draw = generator(int.from_bytes(os.urandom(16)) if seed is None else seed, purpose, step)
     if kind == "fixed":
-        return np.sort(draw.choice(population, size=cohort, replace=False))
+        return _part(np.arange(population), cohort, seed, purpose, step)
     if kind == "poisson":
         drawn = _bernoulli(cohort / population, population, seed, _place(step, attempt))
     else:
         users = group_of(population, groups, seed or 0, step)  # the groups are public in any case
         drawn = users[_bernoulli(turn_rate(cohort / population, groups), len(users), seed, _place(step, attempt))]
-    return np.sort(draw.choice(drawn, size=most, replace=False)) if 0 < most < len(drawn) else drawn
+    return _part(drawn, most, seed, purpose, step) if 0 < most < len(drawn) else drawn
 
 
 def _place(step: int, attempt: int) -> str:
     return f"{step}/{attempt}" if attempt else str(step)
+
+
+def _part(users: np.ndarray, size: int, seed: int | None, purpose: str, step: int) -> np.ndarray:
+    """A uniformly random part of the users, in rising order."""
+    if seed is not None:
+        return np.sort(users[generator(seed, purpose, step).choice(len(users), size=size, replace=False)])
+    # Who has the smallest tickets of 64 bits. Two are alike with a probability of users^2 2^-65.
+    tickets = np.frombuffer(keystream(os.urandom(16), 0).update(bytes(8 * len(users))), dtype="<u8")
+    return np.sort(users[np.argpartition(tickets, size)[:size]])
 
 
 def _bernoulli(rate: float, population: int, seed: int | None, at: str) -> np.ndarray:
