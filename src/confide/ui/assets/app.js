@@ -125,20 +125,23 @@
 
   /* ---- runs ---- */
   const picked = new Set();
-  let timer = null, known = [];
+  let timer = null, known = [], drawn = "", asked = 0;
   async function refresh() {
     clearTimeout(timer);
+    const mine = ++asked;
     let running = false;
     try {
-      const found = await ask("api/runs");
+      const found = await ask("api/runs", null, { signal: AbortSignal.timeout(10000) }); // a lost answer must not end the looking
+      if (mine !== asked) return; // a later question is under way, and will go on asking
       known = found.runs;
       running = known.some((run) => run.state === "running");
       $("folder").textContent = "in " + found.folder;
-      draw();
+      if (JSON.stringify(known) !== drawn) draw(); // rows that stay can be clicked at any time
+      drawn = JSON.stringify(known);
       choices("speech-run", (run) => run.task === "speech", "no finished speech run here");
       choices("retrieval-run", (run) => run.task === "retrieval", "no finished retrieval run here");
-    } catch (error) { $("runs-said").textContent = error.message; }
-    if (!$("view-runs").hidden) timer = setTimeout(refresh, running ? 1500 : 6000);
+    } catch (error) { $("runs-said").textContent = error.message; drawn = ""; }
+    if (mine === asked && !$("view-runs").hidden) timer = setTimeout(refresh, running ? 1500 : 6000);
   }
   function draw() {
     const body = $("runs").tBodies[0], focused = document.activeElement?.dataset?.run;
