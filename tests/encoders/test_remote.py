@@ -197,7 +197,7 @@ def test_hidden_states_that_were_kept_serve_the_remote_encoder_too(
     again = hidden_states(local, TEXTS, tmp_path, quiet=True).rows()
     assert torch.equal(kept, again)
     assert server.service.batcher.passes == passes
-    assert len(list(tmp_path.glob("*/*.npy"))) == 1  # the local one found them
+    assert len(list(tmp_path.glob("*/*.kept"))) == 1  # the local one found them
 
 
 def test_texts_can_be_sent_as_they_are(local: Encoder, server: EncoderServer) -> None:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from confide.encoders import states
+from confide.encoders import kept, states
 from confide.encoders.encoder import Batch, Encoder
 from confide.encoders.states import batches_by_length, hidden_states
 
@@ -62,6 +62,7 @@ def test_a_stopped_computation_goes_on_where_it_was(
 ) -> None:
     encoder, asked = counting
     monkeypatch.setattr(states, "_BLOCK_TEXTS", 2)
+    monkeypatch.setattr(kept, "usable_cores", lambda: 1)
     original = encoder.hidden
 
     def stop(batch: Batch, adapter: torch.Tensor | None = None) -> torch.Tensor:
@@ -81,9 +82,9 @@ def test_a_stopped_computation_goes_on_where_it_was(
 def test_a_damaged_block_is_computed_again(counting: tuple[Encoder, list[int]], tmp_path: Path) -> None:
     encoder, asked = counting
     before = hidden_states(encoder, TEXTS, tmp_path, quiet=True).rows()
-    (block,) = tmp_path.rglob("*.npy")
+    (block,) = tmp_path.rglob("*.kept")
     content = bytearray(block.read_bytes())
-    content[-3] ^= 255
+    content[len(content) // 2] ^= 255
     block.write_bytes(content)
     asked.clear()
     assert torch.equal(hidden_states(encoder, TEXTS, tmp_path, quiet=True).rows(), before)

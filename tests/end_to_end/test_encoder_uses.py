@@ -59,28 +59,54 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+PARTS: dict[str, dict[str, Any]] = {
+    "head": {},
+    "lora": {"train": ["head", "lora"], "rank": 2},
+    "adapter": {"train": ["head", "adapter"], "first": 1},
+    "norms": {"train": ["head", "norms"]},
+    "all": {"train": ["head", "all"], "first": 1},
+    "parts": {"train": ["head", "lora", "adapter", "norms"], "first": 1, "rank": 2},
+}
+FAMILIES = {
+    "head": "whisper",
+    "lora": "wav2vec2",
+    "adapter": "hubert",
+    "norms": "wavlm",
+    "all": "whisper",
+    "parts": "moonshine",
+}
+"""What is trained, and the family of the encoder."""
+
+
+@pytest.fixture(scope="module", params=PARTS)
+def kind(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
 @pytest.fixture(scope="module")
-def encoder(place: Path, tiny_speech_model: Callable[[str], Path]) -> Path:
-    return shutil.copytree(tiny_speech_model("whisper"), place / "encoder")
+def encoder(kind: str, place: Path, tiny_speech_model: Callable[[str], Path]) -> Path:
+    family = FAMILIES[kind]
+    made = place / f"encoder-{family}"
+    return made if made.is_dir() else shutil.copytree(tiny_speech_model(family), made)
 
 
 @pytest.fixture(scope="module")
 def other(place: Path, encoder: Path) -> Path:
     """An encoder of the same shape with another number in it."""
-    made = shutil.copytree(encoder, place / "other")
-    tensors = load_file(made / "model.safetensors")
-    tensors["encoder.conv1.bias"] += 1e-3
-    save_file(tensors, made / "model.safetensors")
+    made = place / f"other-{encoder.name}"
+    if not made.is_dir():
+        shutil.copytree(encoder, made)
+        tensors = load_file(made / "model.safetensors")
+        tensors[min(tensors)].view(-1)[0] += 1e-3
+        save_file(tensors, made / "model.safetensors")
     return made
 
 
-PARTS = {"head": {}, "parts": {"train": ["head", "lora", "adapter", "norms"], "first": 1, "rank": 2}}
-
-
-@pytest.fixture(scope="module", params=PARTS)
-def run(request: pytest.FixtureRequest, place: Path, encoder: Path) -> Path:
-    made: Path = place / request.param
-    folder.train(parse(document(place, encoder, **PARTS[request.param])), made, quiet=True)
+@pytest.fixture(scope="module")
+def run(kind: str, place: Path, encoder: Path) -> Path:
+    made: Path = place / kind
+    folder.train(parse(document(place, encoder, **PARTS[kind])), made, quiet=True)
     return made
 
 
@@ -89,6 +115,14 @@ def published(run: Path) -> Path:
     out = run.parent / f"{run.name}-published"
     publish(run, out)
     return out
+
+
+def test_a_run_holds_what_was_trained_and_nothing_else(run: Path, kind: str) -> None:
+    marks = {"head": "head.", "lora": ".lora_", "adapter": "adapter.", "norms": "norm", "all": "blocks."}
+    wanted = PARTS[kind].get("train", ["head"])
+    names = list(load_file(run / folder.MODEL))
+    assert all(any(marks[part] in name for name in names) for part in wanted)
+    assert all(any(marks[part] in name for part in wanted) for name in names if not name.startswith("norm."))
 
 
 def test_what_is_published_holds_no_encoder_and_says_which_one_it_needs(published: Path, encoder: Path) -> None:
@@ -131,10 +165,10 @@ def test_another_encoder_is_refused_wherever_it_is_named(published: Path, run: P
 
 
 def test_a_preset_that_is_not_installed_is_named_with_its_command(
-    run: Path, place: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+    run: Path, encoder: Path, place: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(run, tmp_path / "run")
-    held = (tmp_path / "run" / folder.RECIPE).read_text().replace(str(place / "encoder"), "whisper-tiny.en")
+    held = (tmp_path / "run" / folder.RECIPE).read_text().replace(str(encoder), "whisper-tiny.en")
     (tmp_path / "run" / folder.RECIPE).write_text(held)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     code, _, err = command("transcribe", tmp_path / "run", place / "said.wav")

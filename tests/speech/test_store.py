@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -10,13 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors
 import soundfile
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.numpy import load, save
 
+from confide.encoders import kept
 from confide.errors import UserError
 from confide.speech import store as module
 from confide.speech.corpus import Corpus, Utterance, read_audio
@@ -130,8 +128,6 @@ def test_the_audio_is_digested_when_features_are_made_and_not_read_again(
     with monkeypatch.context() as patch:
         patch.setattr(module, "_digest_audio", lambda utterances: pytest.fail("read the audio again"))
         assert _open(corpus, tmp_path / "kept").audio == first
-        next((tmp_path / "kept").glob("*.index")).unlink()
-        assert _open(corpus, tmp_path / "kept").audio == first, "from the speakers' files"
     path = corpus.speakers["speaker-1"][2].audio[0]
     _write(path, corpus.speakers["speaker-1"][2].seconds, seed=99)
     changed = _open(corpus, tmp_path / "kept").audio
@@ -139,35 +135,6 @@ def test_the_audio_is_digested_when_features_are_made_and_not_read_again(
     assert changed[1] != first[1]
     elsewhere = Path(shutil.copytree(tmp_path / "audio", tmp_path / "moved"))
     assert _open(_corpus(elsewhere, speakers=2), tmp_path / "others").audio == changed, "only what is said counts"
-
-
-def test_features_from_before_audio_was_digested_are_kept_and_their_audio_is_read_once(
-    corpus: Corpus, tmp_path: Path, no_signal_processing: Callable[[], None]
-) -> None:
-    expected = _open(corpus, tmp_path).audio
-    for path in tmp_path.rglob("*.safetensors"):
-        with safetensors.safe_open(path, framework="np") as file:
-            note = json.loads(file.metadata()["note"])
-        del note["audio"]
-        path.write_bytes(save(load(path.read_bytes()), metadata={"note": json.dumps(note)}))
-    next(tmp_path.glob("*.index")).unlink()
-    no_signal_processing()
-    assert _open(corpus, tmp_path).audio == expected
-
-
-def test_a_lost_index_is_built_from_the_speakers_files(
-    corpus: Corpus, tmp_path: Path, no_signal_processing: Callable[[], None]
-) -> None:
-    _open(corpus, tmp_path)
-    (index,) = tmp_path.glob("*.index")
-    content = index.read_bytes()
-    no_signal_processing()
-    index.write_bytes(content[:-3])
-    _open(corpus, tmp_path)
-    assert index.read_bytes() == content
-    index.write_bytes(content[:-3] + bytes(b ^ 1 for b in content[-3:]))
-    _open(corpus, tmp_path)
-    assert index.read_bytes() == content
 
 
 def test_a_speaker_is_shared_by_corpora(
@@ -191,26 +158,29 @@ def test_the_same_corpus_gives_the_same_bytes_and_leaves_no_temporary_file(corpu
 # Changes and damage
 
 
-def test_changed_audio_text_settings_or_tokens_make_other_files(tmp_path: Path) -> None:
+def test_only_what_changed_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     audio, cache = tmp_path / "audio", tmp_path / "cache"
+    read: list[str] = []
 
-    def count() -> int:
-        return len(list(cache.rglob("*.safetensors")))
+    def counted(utterance: Utterance) -> np.ndarray:
+        read.append(utterance.speaker)
+        return read_audio(utterance)
 
+    monkeypatch.setattr(module, "read_audio", counted)
     _open(_corpus(audio, 2, 1), cache)
-    assert count() == 2
+    assert sorted(read) == ["speaker-0", "speaker-1"]
     _write(audio / "0" / "0.flac", 0.9, 77)
     store = _open(_corpus(audio, 2, 1), cache)
-    assert count() == 3  # the other speaker's file stays in use
+    assert read[2:] == ["speaker-0"]
     assert len(store.features(0, [0])[0]) == 88
     other = _corpus(audio, 1, 1)
     other.speakers["speaker-0"][0] = Utterance("0-0", "speaker-0", (audio / "0" / "0.flac",), 0.9, "nine")
     assert _open(other, cache).texts(0) == ["nine"]
-    assert count() == 4
-    open_store(other, Tokens("de"), LogMel(PAPER), cache, quiet=True)
-    assert count() == 5
+    assert open_store(other, Tokens("de"), LogMel(PAPER), cache, quiet=True).texts(0) == ["nine"]
+    assert len(read) == 3, "texts are not part of features"
     store = open_store(other, ENGLISH, LogMel(PAPER.model_copy(update={"mels": 40})), cache, quiet=True)
     assert store.features(0, [0])[0].shape == (88, 40)
+    assert len(read) == 4
 
 
 def _delete(path: Path) -> None:
@@ -237,20 +207,21 @@ def test_a_damaged_file_is_made_again(
     corpus: Corpus, tmp_path: Path, damage: Callable[[Path], None], while_open: bool
 ) -> None:
     first = _open(corpus, tmp_path)
-    expected = {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")}
+    expected = {path: path.read_bytes() for path in tmp_path.rglob("*.kept")}
     for path in expected:
         damage(path)
     store = first if while_open else _open(corpus, tmp_path)
     for user in range(3):
         assert len(store.features(user, range(4))) == 4
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")} == expected
+    _open(corpus, tmp_path).features(0, [0])
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.kept")} == expected
 
 
 def test_audio_that_changes_under_an_open_store_is_an_error(tmp_path: Path) -> None:
     corpus = _corpus(tmp_path / "audio", 1, 1)
     store = _open(corpus, tmp_path / "cache")
     _write(tmp_path / "audio" / "0" / "0.flac", 0.7, 99)
-    (path,) = (tmp_path / "cache").rglob("*.safetensors")
+    (path,) = (tmp_path / "cache").rglob("*.kept")
     path.unlink()
     with pytest.raises(UserError, match="speaker-0 has changed"):
         store.features(0, [0])
@@ -335,7 +306,7 @@ def test_a_full_disk_is_a_users_error(corpus: Corpus, tmp_path: Path, monkeypatc
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "write_atomically", full)
+    monkeypatch.setattr(kept, "write_atomically", full)
     with pytest.raises(UserError, match=r"No space left.*MB free"):
         _open(corpus, tmp_path)
 
@@ -345,5 +316,5 @@ def test_the_cache_folder_is_the_users_unless_named(
 ) -> None:
     monkeypatch.delenv("CONFIDE_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert open_store(corpus, ENGLISH, LogMel(PAPER), quiet=True).folder == tmp_path / "confide" / "features"
-    assert os.listdir(tmp_path / "confide") == ["features"]
+    open_store(corpus, ENGLISH, LogMel(PAPER), quiet=True)
+    assert os.listdir(tmp_path / "confide") == ["kept"]

@@ -52,13 +52,14 @@ def answer(chosen: ModelSettings, parameters: dict[str, Tensor], seed: int) -> T
 
 @CALM
 @given(models, st.integers(0, 10**6), st.data())
-def test_every_scaling_leaves_what_the_model_computes_within_float32(
-    chosen: ModelSettings, seed: int, data: st.DataObject
-) -> None:
-    parameters, scalings = trained(chosen, seed), model_scalings(chosen)
+def test_every_scaling_leaves_what_the_model_computes(chosen: ModelSettings, seed: int, data: st.DataObject) -> None:
+    # In double precision: a LayerNorm over two numbers can enlarge the rounding of float32 a thousandfold.
+    parameters = {name: tensor.double() for name, tensor in trained(chosen, seed).items()}
+    scalings = model_scalings(chosen)
     factors = {each.name: data.draw(st.floats(0.2, 5.0)) for each in scalings}
     before, after = (answer(chosen, each, seed) for each in (parameters, scaled(parameters, scalings, factors)))
-    assert float((before - after).abs().max()) <= 2e-4 * float(before.abs().max())
+    assert before.dtype == torch.float64
+    assert float((before - after).abs().max()) <= 1e-7 * float(before.abs().max())
 
 
 def test_half_of_a_scaling_changes_what_the_model_computes() -> None:
@@ -98,7 +99,9 @@ def test_the_constructed_imbalance_computes_the_same_and_its_gradients_shrink_by
 def test_balance_forgets_how_a_model_was_scaled_and_has_the_least_norm(
     chosen: ModelSettings, seed: int, data: st.DataObject
 ) -> None:
-    parameters, scalings = trained(chosen, seed), model_scalings(chosen)
+    # In double precision: a LayerNorm over two numbers can enlarge the rounding of float32 a thousandfold.
+    parameters = {name: tensor.double() for name, tensor in trained(chosen, seed).items()}
+    scalings = model_scalings(chosen)
     factors = {each.name: data.draw(st.floats(0.1, 10.0)) for each in scalings}
     best = balanced(parameters, scalings)
     again = balanced(scaled(parameters, scalings, factors), scalings)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import threading
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -57,10 +58,16 @@ class FrameEncoder:
         self.width: int = self.config.hidden_size
         self.frame_seconds = _step_samples(self.config) / SAMPLE_RATE
         self._extractor = self._read_extractor()
+        self._loading = threading.Lock()
 
     @cached_property
     def identity(self) -> str:
         """A digest of everything that decides a state: tensors, configuration and the features in front of them."""
+        expected = "complete *.safetensors: copy or install the encoder again"
+        with explain_unreadable(f"read the weights of the encoder {self.source}", expected):
+            return self._digest()
+
+    def _digest(self) -> str:
         from safetensors import safe_open
 
         total = hashlib.sha256()
@@ -80,9 +87,14 @@ class FrameEncoder:
         total.update(json.dumps(settings, sort_keys=True, default=str).encode())
         return total.hexdigest()
 
-    @cached_property
+    @property
     def model(self) -> Any:
         """The encoder as a module of transformers, in 32 bits, frozen."""
+        with self._loading:  # several threads may be the first to ask
+            return self._model
+
+    @cached_property
+    def _model(self) -> Any:
         with explain_unreadable(
             f"read the encoder {self.source}", "the complete weights of the model that its config.json names"
         ):
@@ -216,6 +228,11 @@ class FrameEncoder:
             raise UserError(
                 f"the encoder {self.source} hears {found.sampling_rate} samples a second; expected {SAMPLE_RATE}, to "
                 "which all audio is brought here"
+            )
+        if self.kind == "whisper" and found.feature_size != self.config.num_mel_bins:
+            raise UserError(
+                f"the encoder {self.source} wants {self.config.num_mel_bins} mels (config.json), and its "
+                f"preprocessor_config.json makes {found.feature_size}; expected files of one model"
             )
         return found
 

@@ -64,6 +64,11 @@ def find(source: str, kind: Literal["text", "speech"] = "text") -> Path | None:
         return path
     if path.is_file() and kind == "text":
         return _convert_once(path)
+    if path.is_file():
+        raise UserError(
+            f"the encoder {source} is a file; expected the folder of a speech encoder of transformers, with its "
+            f"config.json: {path.parent}, perhaps"
+        )
     if _looks_local(source):
         form = "a transformers folder, a GGUF file" if kind == "text" else "a transformers folder"
         fitting = ", ".join(name for name, each in PRESETS.items() if each.kind == kind)

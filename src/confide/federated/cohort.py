@@ -8,8 +8,10 @@ few users still keeps several workers busy.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
@@ -25,6 +27,8 @@ from confide.federated.parameters import Layout
 from confide.federated.task import Task
 
 _LARGE_MODEL = 20_000_000
+Way = Literal["short cut", "low rank", "one pass", "plain"]
+"""How users are trained; all but the last are exact against it."""
 NOTHING = Measures()
 
 
@@ -95,6 +99,8 @@ class PartTrainer:
         at_once = users_at_once(task, local, layout)
         self.one_pass = OnePassTrainer(task, layout, local, seed) if at_once else None
         self.part_size = part_size(task, local, layout)
+        self.taken: Counter[Way] = Counter()
+        """How many users were trained in which way since the beginning."""
 
     def add_part(
         self, central: Tensor, users: np.ndarray, step: int, into: Tensor, bounds: Tensor | None = None
@@ -117,15 +123,19 @@ class PartTrainer:
         if self.device.type == "cpu" and not self.local.rates:
             fast = self.task.fast_updates(self.layout.views(central), users, self.local, self.local.rate(step))
             if fast is not None:
+                self.taken["short cut"] += len(users)
                 yield users, fast
                 return
         if self.low_rank is not None:
             few = np.array([self.low_rank.ranks.takes(int(user)) for user in users], dtype=bool)
+            self.taken["low rank"] += int(few.sum())
             yield from self.low_rank.updates(central, users[few], step)
             users = users[~few]
         elif self.one_pass is not None:
+            self.taken["one pass"] += len(users)
             yield users, self.one_pass.updates(central, users, step)
             return
+        self.taken["plain"] += len(users)
         for user in users:
             yield np.array([user]), self.plain.update(central, int(user), step)
 

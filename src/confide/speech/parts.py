@@ -47,6 +47,7 @@ class Parts:
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes, in the order of the computation; a linear layer is (out, in)."""
+        self._check()
         found: dict[str, tuple[int, ...]] = {}
         if "adapter" in self.settings.train:
             found[ADAPTER] = (self.encoder.width, self.encoder.width)
@@ -56,6 +57,23 @@ class Parts:
                 rank = self.settings.rank
                 found |= {f"{name}.lora_a": (rank, module.in_features), f"{name}.lora_b": (module.out_features, rank)}
         return found
+
+    def _check(self) -> None:
+        """Refuse what the blocks have no place for."""
+        linears = [module for _, module in self._modules if isinstance(module, nn.Linear)]
+        norms = [module for _, module in self._modules if isinstance(module, nn.LayerNorm)]
+        for part, there, what in (("lora", linears, "matrices"), ("norms", norms, "norms")):
+            if part in self.settings.train and not there:
+                raise UserError(
+                    f"task.model.encoder.train: {part} needs {what}, and the encoder {self.encoder.source} has none "
+                    f"that can be trained from block {self.settings.first} on; expected other parts, such as adapter"
+                )
+        most = min((min(each.in_features, each.out_features) for each in linears), default=0)
+        if "lora" in self.settings.train and self.settings.rank > most:
+            raise UserError(
+                f"task.model.encoder.rank={self.settings.rank}: the smallest matrix of {self.encoder.source} has rank "
+                f"{most} at most; expected no more: 8 is usual"
+            )
 
     def initial_parameters(self, draw: np.random.Generator) -> dict[str, Tensor]:
         """The encoder as it is: its own numbers, the identity, and low-rank updates of zero."""

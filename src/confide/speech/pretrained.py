@@ -78,6 +78,8 @@ class PretrainedSettings(Section):
     def _fits_together(self) -> PretrainedSettings:
         if "head" not in self.train:
             raise ValueError("train: expected head among the parts; nothing could be read from the states without it")
+        if len(set(self.train)) < len(self.train):
+            raise ValueError(f"train: {', '.join(self.train)} names a part twice; expected each once")
         if "all" in self.train and {"lora", "norms"} & set(self.train):
             raise ValueError("train: all has the matrices and norms already; drop lora and norms")
         if self.depth is None and (self.first or self.rank != 8):
