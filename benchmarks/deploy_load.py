@@ -33,6 +33,7 @@ from confide.deploy.node import live
 from confide.deploy.parcels import Parcel
 from confide.deploy.policy import accepting
 from confide.deploy.remote import JOIN, Terms
+from confide.privacy.trust.roster import Roster
 from confide.recipe import Recipe, load
 
 
@@ -49,11 +50,12 @@ def recipe(clients: int, cohort: int, rounds: int, trust: str) -> Recipe:
 class One:
     """A client for one user; those of a process share the memory that they train in."""
 
-    def __init__(self, member: CanaryClient, user: int, lock: threading.Lock) -> None:
-        self.member, self.user, self.lock, self.arrays = member, user, lock, member.arrays
+    def __init__(self, member: CanaryClient, user: int, lock: threading.Lock, roster: Roster) -> None:
+        self.member, self.user, self.lock, self.arrays, self.roster = member, user, lock, member.arrays, roster
 
     def answer(self, kind: str, parcel: Parcel) -> Parcel:
         with self.lock:
+            self.member.roster = lambda: self.roster
             made = self.member.answer(kind, parcel)
             arrays = {name: array.copy() for name, array in made.arrays.items()}
         return Parcel({**made.facts, "users": [self.user]} if kind == JOIN else made.facts, arrays)
@@ -63,13 +65,14 @@ def simulate(wanted: Recipe, users: list[int], address: Address, folder: Path) -
     torch.set_num_threads(1)
     task = make_task(wanted.task, wanted.run.seed)
     member = CanaryClient(wanted, task, users, accepting(folder / "state"), lambda text: None)
-    lock = threading.Lock()
+    lock, known = threading.Lock(), keys.read(folder).roster().keys
 
     async def all_of_them() -> None:
         lives = []
         for user in users:
             access = Access(address, folder / keys.CA, folder / f"client-{user}")
-            lives.append(asyncio.create_task(live(access, One(member, user, lock), 600)))
+            roster = Roster(known, keys.read_private(folder / f"client-{user}"))
+            lives.append(asyncio.create_task(live(access, One(member, user, lock, roster), 600)))
             await asyncio.sleep(0.005)
         await asyncio.gather(*lives)
 

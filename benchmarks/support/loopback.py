@@ -59,7 +59,7 @@ class Loopback:
         made = {
             "servers": [{"address": f"127.0.0.1:{self.port}", "authority": authority}],
             "state": f"state-{number}", "trust": "central", "noise_multiplier": 1e-9, "epsilon": 1e9, "delta": 1e-5,
-            "population": {"least": 1, "most": 1_000_000}, "rehearsal": True,
+            "population": {"least": 1, "most": 1_000_000}, "rehearsal": True, "roster": f"keys/{keys.FEDERATION}",
         }  # fmt: skip
         path.write_text(json.dumps(made | decided))
         return path

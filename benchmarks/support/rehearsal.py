@@ -6,8 +6,11 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from confide.build import make_loop
 from confide.deploy.client import TrainingClient
@@ -21,6 +24,7 @@ from confide.errors import UserError
 from confide.federated.state import State
 from confide.federated.task import Task
 from confide.privacy.plan import Plan
+from confide.privacy.trust.roster import UNSIGNED, Roster
 from confide.recipe import Recipe
 from confide.run import Loop
 
@@ -39,6 +43,7 @@ class Local:
     tickets: int = 0
     closed: bool = False
     arrays: int = 0
+    roster: Roster = UNSIGNED
 
     def ask(self, kind: str, parcels: Sequence[tuple[NodeId, Parcel]], seconds: float) -> list[int]:
         sent = []
@@ -103,18 +108,27 @@ def run_over(recipe: Recipe, remote: Callable[..., Remote]) -> tuple[Loop, State
 
 
 def engine(
-    clients: int = 3, fate: Fate | None = None, terms: Terms | None = None, state: Path | None = None
+    clients: int = 3,
+    fate: Fate | None = None,
+    terms: Terms | None = None,
+    state: Path | None = None,
+    signed: bool = False,
 ) -> Callable[[Recipe, Task, Plan], Remote]:
     """What `make_loop` takes as `remote`: users dealt to so many clients of this process."""
 
     def make(recipe: Recipe, task: Task, plan: Plan) -> Remote:
         place = state or Path(tempfile.mkdtemp(prefix="confide-rehearsal-"))
         shares = {100 + n: list(range(n, len(plan.weights), clients)) for n in range(clients)}
+        secrets = {node: ec.generate_private_key(ec.SECP256R1()) for node in shares}
+        public = {user: secrets[node].public_key() for node, users in shares.items() for user in users}
+        rosters = {node: Roster(public, key) if signed else UNSIGNED for node, key in secrets.items()}
         members = {
-            node: TrainingClient(recipe, task, users, lenient(place / str(node)), say=lambda text: None)
+            node: TrainingClient(
+                recipe, task, users, lenient(place / str(node)), lambda text: None, partial(rosters.__getitem__, node)
+            )
             for node, users in shares.items()
         }
-        link = Local(dict(members))
+        link = Local(dict(members), roster=Roster(public) if signed else UNSIGNED)
         if fate is not None:
             link.fate = fate
         return remote_engine(recipe, task, plan, link, shares, terms or Terms(deadline=60.0))

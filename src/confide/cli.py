@@ -34,7 +34,7 @@ from confide.commands.options import OpensRecipes
 from confide.engines.ranks import LostRank
 from confide.errors import Stopped, UserError, explained
 
-_STOPPED = "stopped at once; go on from the last checkpoint with `confide resume`"
+_STOPPED, _GO_ON = "stopped at once", "; go on from the last checkpoint with `confide resume`"
 _MENDABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EISDIR)
 
 app = typer.Typer(
@@ -107,7 +107,7 @@ def main() -> None:
         what = f"{error.strerror}{where}; what was saved before is kept"
         _fail(f"{what}. Make room or mend this, then `confide resume`", 2)
     except (KeyboardInterrupt, typer.Abort):
-        _fail(_STOPPED, 130)
+        _fail(_stopped(), 130)
     except ModuleNotFoundError as error:
         said = explained(error)
         if said is None:
@@ -121,8 +121,13 @@ def main() -> None:
             sys.exit(error.exit_code)
         raise
     if code == 130:  # what typer makes of Ctrl-C
-        _fail(_STOPPED, 130)
+        _fail(_stopped(), 130)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _stopped() -> str:
+    """What is true after Ctrl-C: only training leaves something to go on from."""
+    return _STOPPED + (_GO_ON if sys.argv[1:2] in (["train"], ["resume"]) else "")
 
 
 def _fail(message: str, code: int) -> NoReturn:

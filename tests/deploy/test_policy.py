@@ -24,6 +24,7 @@ from confide.privacy.budget import Budget
 from confide.privacy.events import Event
 from confide.privacy.plan import Plan
 from confide.privacy.trust.own_noise import Spent
+from confide.privacy.trust.roster import Roster
 from confide.recipe import load
 from support.rehearsal import lenient
 
@@ -90,6 +91,27 @@ def test_the_least_noise_can_be_said_as_a_multiplier(tiny: str, tmp_path: Path) 
     assert "refuses" not in joined(tiny, tmp_path, PRIVATE, **strict, noise_multiplier=20)[0]
 
 
+def test_distributed_trust_needs_a_roster_of_the_others_keys(tiny: str, tmp_path: Path) -> None:
+    """Without one the server could pose as all of them, and take their masks off again."""
+    sets = ["privacy.trust=distributed", "privacy.source=system"]
+    policy: dict[str, Any] = {"trust": "distributed", "rehearsal": False}
+    assert joined(tiny, tmp_path, sets, **policy)[0]["refuses"] == refusals.ROSTER
+    assert "refuses" not in joined(tiny, tmp_path, sets, **policy | {"rehearsal": True})[0]
+
+
+def test_a_clients_roster_follows_its_file(tmp_path: Path) -> None:
+    keys.make(tmp_path / "keys", 3, ["127.0.0.1"], users=6)
+    current = keys.roster_of(tmp_path / "keys" / keys.FEDERATION, tmp_path / "keys" / "client-1")
+    roster = current()
+    assert sorted(roster.keys or ()) == list(range(6))
+    signature = roster.sign(b"message")
+    assert [user for user in range(7) if roster.verify(user, signature, b"message")] == [1, 4]
+    assert not roster.verify(1, signature, b"another")
+    assert not roster.verify(1, "no bytes", b"message")
+    keys.revoke(tmp_path / "keys", "client-1")
+    assert not current().verify(1, signature, b"message")
+
+
 def test_a_lying_number_of_users_does_not_lower_the_noise(tiny: str, tmp_path: Path) -> None:
     """Noise for a target epsilon falls with the population: a million users for 287 got less than half of it."""
     sets = ["privacy={mechanism: gaussian, target_epsilon: 5, delta: 1e-5, trust: distributed, source: system}"]
@@ -98,7 +120,7 @@ def test_a_lying_number_of_users_does_not_lower_the_noise(tiny: str, tmp_path: P
     for population in (10, 12, 20):
         wanted = load(tiny, sets)
         client = TrainingClient(
-            wanted, make_task(wanted.task, 0), [0], lenient(tmp_path, **policy), say=lambda text: None
+            wanted, make_task(wanted.task, 0), [0], lenient(tmp_path, **policy), lambda text: None, lambda: Roster({})
         )
         assert "refuses" not in client.answer(JOIN, question(client, population=population)).facts
         assert client.request is not None

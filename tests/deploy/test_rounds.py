@@ -26,6 +26,7 @@ from confide.deploy.rounds import (
     Call,
     Round,
 )  # fmt: skip
+from confide.deploy.sums import Sum
 from confide.engines.engine import Abandoned
 from confide.federated.bounding import Bounder, Bounding, bounder
 from confide.federated.parameters import Layout
@@ -72,7 +73,7 @@ def answer(user: Any = 0, **changed: Any) -> Parcel:
 def test_an_honest_answer_is_added_as_it_is() -> None:
     held, _ = make()
     assert held.take(100, answer()) == ACCEPTED
-    assert torch.equal(held.books.total, torch.full((SIZE,), 0.01))
+    assert torch.equal(held.sum.read(), torch.full((SIZE,), 0.01))
     assert held.close(1).users == 1
 
 
@@ -109,7 +110,7 @@ def test_an_honest_answer_is_added_as_it_is() -> None:
 def test_what_does_not_belong_here_adds_nothing(changed: dict[str, Any], node: int, verdict: str) -> None:
     held, _ = make()
     assert held.take(node, answer(**changed)) == verdict
-    assert not held.books.total.any()
+    assert not held.sum.read().any()
     with pytest.raises(Abandoned, match="0 of 5 users answered and at least 1 are needed"):
         held.close(1)
 
@@ -117,7 +118,7 @@ def test_what_does_not_belong_here_adds_nothing(changed: dict[str, Any], node: i
 def test_only_the_first_answer_of_a_user_counts() -> None:
     held, _ = make()
     assert [held.take(100, answer()) for _ in range(3)] == [ACCEPTED, TWICE, TWICE]
-    assert float(held.books.total[0]) == pytest.approx(0.01)
+    assert float(held.sum.read()[0]) == pytest.approx(0.01)
 
 
 def test_an_answer_after_the_deadline_is_late() -> None:
@@ -135,7 +136,7 @@ def test_a_round_with_too_few_answers_leaves_nothing_behind() -> None:
     held.take(100, answer())
     with pytest.raises(Abandoned, match="nothing was released"):
         held.close(2)
-    assert not held.books.total.any()
+    assert not held.sum.read().any()
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -145,7 +146,7 @@ def test_an_update_that_was_not_bounded_is_held_to_the_bound(rule: str, size: fl
     update = np.linspace(-1, 1, SIZE, dtype=np.float32) * np.float32(size)
     assert held.take(100, answer(update=update)) == ACCEPTED
     limit = BOUND / USERS
-    norm = float(held.books.total.double().norm())
+    norm = float(held.sum.read().double().norm())
     assert norm <= limit
     if size > 1:
         assert held.counts[HELD] == 1
@@ -214,20 +215,20 @@ def test_hostile_messages_neither_stop_a_round_nor_move_it_beyond_the_bound(
 ) -> None:
     weights = np.arange(1, USERS + 1) / 21 if uneven else np.full(USERS, 1 / USERS)
     held, _ = make(rule, weights=weights)
-    before = held.books.total.clone()
+    before = held.sum.read().clone()
     for node, parcel in hostile:
         done = set(held.done)
         verdict = held.take(node, parcel)
-        moved = float((held.books.total - before).double().norm())
+        moved = float((held.sum.read() - before).double().norm())
         new = held.done - done
         assert len(new) == (1 if verdict in (ACCEPTED, NOT_FINITE) else 0)
         # Not by a bit beyond one user's share, and by nothing at all unless the answer was accepted.
         slack = 1e-6 * float(before.double().norm())  # of the subtraction in single precision
         assert moved <= (weights[next(iter(new))] * BOUND if verdict == ACCEPTED else 0.0) + slack
         assert all(100 + user == node for user in new)
-        before = held.books.total.clone()
-    assert bool(torch.isfinite(held.books.total).all())
-    assert float(held.books.total.double().norm()) <= BOUND * sum(weights[user] for user in held.done) * (1 + 1e-6)
+        before = held.sum.read().clone()
+    assert bool(torch.isfinite(held.sum.read()).all())
+    assert float(held.sum.read().double().norm()) <= BOUND * sum(weights[user] for user in held.done) * (1 + 1e-6)
     assert sum(held.counts.values()) - held.counts[HELD] == len(hostile)
     assert held.tally.users == len(held.done)
     assert all(math.isfinite(value) for value in (held.tally.loss, held.tally.norm, held.tally.bounded_norm))
@@ -245,3 +246,19 @@ def test_holding_changes_nothing_that_the_rule_has_bounded(rule: str, norms: lis
     assert bool((made.held(sent) == 1).all())
     held = given * made.held(given)
     assert float(held.norm()) <= bound
+
+
+def test_the_sum_is_the_same_bytes_in_whatever_order_answers_come() -> None:
+    draw = np.random.default_rng(0)
+    updates = [draw.normal(size=300).astype(np.float32) * 10.0 ** draw.integers(-9, 0) for _ in range(50)]
+    sums = []
+    for order in (range(50), draw.permutation(50), draw.permutation(50)):
+        held = Sum(torch.empty(300), 1000.0)
+        for place in order:
+            held.into().add_(torch.from_numpy(updates[place]))
+            held.added()
+        sums.append(held.read().clone())
+    assert torch.equal(sums[0], sums[1])
+    assert torch.equal(sums[0], sums[2])
+    exact = torch.from_numpy(np.sum([update.astype(np.float64) for update in updates], axis=0)).float()
+    assert torch.allclose(sums[0], exact, rtol=1e-6, atol=1e-12)

@@ -14,11 +14,10 @@ from confide.deploy.client import OwnData, TrainingClient
 from confide.deploy.parcels import Parcel
 from confide.deploy.remote import JOIN, TRAIN, Terms
 from confide.engines.engine import Abandoned, InProcess
-from confide.errors import UserError
 from confide.privacy.budget import Budget
 from confide.privacy.gaussian import grid
 from confide.privacy.mechanisms import Occasion
-from confide.privacy.trust.secure import KEYS, MASKED, SHARES, UNMASK, Session
+from confide.privacy.trust.secure import CONFIRM, KEYS, MASKED, SHARES, UNMASK
 from confide.recipe import load
 from confide.runs import checkpoint
 from confide.runs.simulation import simulate
@@ -88,7 +87,7 @@ def test_a_masked_round_gives_the_sum_and_at_least_the_noise_of_the_ledger(tiny:
     plain = torch.empty_like(loop.total)
     InProcess(make_trainer(recipe)).train(state.parameters, np.arange(8), 0, plain)
     wanted = loop.plan.event.update_multiplier * 1.0 / 8  # z C w on the sum
-    for dropped in (0, 3):
+    for dropped in (0, 2):
         gone = set(range(100, 100 + dropped))
 
         def fate(kind: str, node: int, parcel: Parcel, gone: set[int] = gone) -> str:
@@ -103,16 +102,16 @@ def test_a_masked_round_gives_the_sum_and_at_least_the_noise_of_the_ledger(tiny:
         assert spread == pytest.approx(math.sqrt(2) * wanted, rel=0.12), "whoever is missing"
 
 
-@pytest.mark.parametrize("stage", [KEYS, SHARES, MASKED, UNMASK])
+@pytest.mark.parametrize("stage", [KEYS, SHARES, MASKED, CONFIRM, UNMASK])
 def test_a_sum_with_too_few_answers_is_never_opened(tiny: str, stage: str) -> None:
     recipe = load(tiny, [*WIDE, "privacy.trust=distributed"])
 
     def fate(kind: str, node: int, parcel: Parcel) -> str:
-        return "gone" if kind == stage and node < 104 else ""
+        return "gone" if kind == stage and node < 103 else ""
 
     loop = loop_over(recipe, engine(8, fate, Terms(deadline=60, tries=2)))
     loop.total.zero_()
-    with pytest.raises(Abandoned, match="4 of 8 users are left"):
+    with pytest.raises(Abandoned, match=r"5 of 8 users are left|shares of 8 users do not open"):
         loop.step(loop.start())
     assert not loop.total.any()
     assert loop.ledger.count == 2  # nothing was seen, but it might have been: the line comes first
@@ -129,7 +128,8 @@ def test_what_the_server_gets_of_one_client_says_nothing(tiny: str) -> None:
         answer: Parcel = inner(kind, parcel)
         if kind == MASKED:
             seen.append(answer.arrays["masked"])
-            assert set(answer.facts) == {"run", "step", "nonce", "user", "version", "recipe", "layout", "encoder"}
+            assert set(answer.facts) == {"run", "step", "nonce", "user", "version", "recipe", "layout", "encoder",
+                                         "damaged"}  # fmt: skip
         return answer
 
     member.answer = watched
@@ -141,25 +141,6 @@ def test_what_the_server_gets_of_one_client_says_nothing(tiny: str) -> None:
     chi = ((counts - 600 / 16) ** 2 / (600 / 16)).sum(axis=1)
     assert all(1.5 < value < 45 for value in chi)  # 15 degrees of freedom: uniform, and not too evenly so
     assert (seen[0] == seen[1]).mean() < 0.01
-
-
-def test_a_client_never_gives_both_shares_and_opens_nothing_small() -> None:
-    sessions = {user: Session(user, "00" * 16) for user in range(4)}
-    public = {user: session.public() for user, session in sessions.items()}
-    lists = [0, 1, 2, 3], [public[u][0] for u in range(4)], [public[u][1] for u in range(4)]
-    with pytest.raises(UserError, match="not more than half"):
-        Session(0, "00").deal(*lists, 2)
-    sealed = {user: session.deal(*lists, 3) for user, session in sessions.items()}
-    sessions[0].receive([0, 1, 2, 3], [sealed[user][0] for user in range(4)])
-    with pytest.raises(UserError, match="already sent"):  # two updates under one mask
-        sessions[0].receive([0, 1, 2, 3], [sealed[user][0] for user in range(4)])
-    with pytest.raises(UserError, match="damaged or not meant for"):
-        sessions[1].receive([0, 1, 2, 3], [sealed[user][0] for user in range(4)])
-    with pytest.raises(UserError, match="not enough"):
-        sessions[0].shares([0, 1])
-    assert len(sessions[0].shares([0, 1, 2])) == 4
-    with pytest.raises(UserError, match="not enough"):
-        sessions[0].shares([0, 1, 3])
 
 
 def test_a_sum_beyond_what_honest_clients_can_make_is_thrown_away(tiny: str) -> None:

@@ -54,6 +54,7 @@ def make(
         int | None, typer.Option(min=1, help="For a simulation: so many users, dealt to the clients in turn.")
     ] = None,
     days: Days = 90,
+    first_user: Annotated[int, typer.Option(min=0, help="For a relay's clients: the number of their first user.")] = 0,
 ) -> None:
     """Make a certificate authority, the server's certificate, and a key with a certificate for each client.
 
@@ -62,7 +63,7 @@ def make(
     """
     from confide.deploy import keys as making
 
-    made = making.make(folder, clients, host or ["127.0.0.1", "localhost"], users, days)
+    made = making.make(folder, clients, host or ["127.0.0.1", "localhost"], users, days, first_user)
     print(
         f"{folder}: {len(made.nodes)} clients for {made.population} users; keep *.key secret, give client-i to client i"
         f"\nauthority {making.fingerprint(folder / making.CA)} (for `servers` in the clients' policies)"
@@ -219,7 +220,41 @@ def client(
     decided.check_server(server, authority)
     torch.set_num_threads(1)
     own = None if recipe is None else load(recipe, set_ or [])
-    serve(access, Client(decided, own_users, own), patience)
+    serve(access, Client(decided, own_users, own, key=key), patience)
+
+
+@app.command(cls=OpensRecipes)
+def relay(
+    recipe: Annotated[str, typer.Argument(help="The recipe of the server above.")],
+    keys: Annotated[Path, typer.Option(help="Keys for this relay's clients: `confide deploy keys make --first-user`.")],
+    ca: Annotated[Path, typer.Option(help="ca.pem of the server above.")],
+    key: Annotated[Path, typer.Option(help="This relay's key there, which speaks for the users of all its clients.")],
+    server: Annotated[
+        str, typer.Option(help="HOST:PORT of the server above, as its certificate names it.")
+    ] = "127.0.0.1:9092",
+    listen: Annotated[str, typer.Option(help="Address and port for the clients.")] = "0.0.0.0:9093",
+    deadline: Annotated[float, typer.Option(min=0.1, help="Seconds that a round waits for answers at most.")] = 600,
+    minimum: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of its clients that a round waits for if others are away.")
+    ] = 0.5,
+    wait_for: Annotated[int, typer.Option(min=1, help="Begin once this many users are connected.")] = 1,
+    patience: Annotated[float, typer.Option(min=0, help="Seconds to keep trying a server that is away.")] = 3600,
+    set_: Sets = None,
+) -> None:
+    """Stand between clients and a server: add up what the clients send, and hand one sum up.
+
+    For central trust. Every answer is checked and bounded again here; the model is the same, byte for byte, as if the
+    clients were connected to the server itself.
+    """
+    needs_grpc()
+    from confide.deploy.address import Access, Address
+    from confide.deploy.deployment import Hosting
+    from confide.deploy.deployment import relay as run
+    from confide.deploy.remote import Terms
+    from confide.recipe import load
+
+    terms, access = Terms(deadline=deadline, minimum=minimum), Access(Address.parse(server), ca, key)
+    run(load(recipe, set_ or []), Hosting(listen, keys), access, terms, wait_for, patience)
 
 
 def _users(text: str) -> list[int]:

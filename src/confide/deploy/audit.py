@@ -37,6 +37,7 @@ from confide.privacy.gaussian import Seeded
 from confide.privacy.mechanisms.distributed import top_up
 from confide.privacy.plan import Plan
 from confide.privacy.trust.own_noise import OwnNoise
+from confide.privacy.trust.secure import threshold
 from confide.recipe import Recipe
 from confide.runs.audit import Audit, audit
 from confide.runs.broken import Break, BrokenSource, share_of
@@ -144,7 +145,7 @@ class Loopback:
 def _broken_top_up(kind: Break, expected: int) -> Callable[[float, int, int], float]:
     """The server's own noise, broken as `runs/broken.py` breaks the whole."""
     if kind == "cohort-variance":
-        return lambda scale, least, arrived: scale * math.sqrt(least * arrived / (expected // 2 + 1))
+        return lambda scale, least, arrived: scale * math.sqrt(least * arrived / threshold(expected, 0))
     return lambda scale, least, arrived: share_of(kind) * top_up(scale, least, arrived)
 
 
@@ -169,7 +170,8 @@ def _answer(given: ClientStart) -> None:
     torch.set_num_threads(1)
     wanted, planted = Recipe.model_validate_json(given.planting.recipe), given.planting.task()
     task: Task = planted
-    member = CanaryClient(wanted, task, given.users, accepting(given.keys / "state"), lambda text: None)
+    roster = keys.roster_of(given.keys / keys.FEDERATION, given.keys / given.name)
+    member = CanaryClient(wanted, task, given.users, accepting(given.keys / "state"), lambda text: None, roster)
     member.trainer, member.broken = given.planting.trainer(planted), given.broken
     access = Access(Address.parse(given.server), given.keys / keys.CA, given.keys / given.name)
     serve(access, member, _PATIENCE, lambda text: None)

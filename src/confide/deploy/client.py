@@ -30,7 +30,8 @@ from confide.federated.task import BasicTask, Task
 from confide.privacy.events import Event
 from confide.privacy.plan import Plan
 from confide.privacy.trust.own_noise import OwnNoise, OwnTerms, noisy_share, share_scale
-from confide.privacy.trust.secure import KEYS, MASKED, SHARES, UNMASK, Session, clamp, ring_for
+from confide.privacy.trust.roster import UNSIGNED, Roster
+from confide.privacy.trust.secure import CONFIRM, KEYS, MASKED, SHARES, UNMASK, Distrust, Session, clamp, ring_for
 from confide.privacy.trust.secure_sum import Vector
 from confide.recipe import Recipe
 
@@ -100,9 +101,15 @@ class TrainingClient:
     """A client's whole part in a run, without any network."""
 
     def __init__(
-        self, recipe: Recipe, task: Task, users: Sequence[int], policy: Policy, say: Callable[[str], None] | None = None
+        self,
+        recipe: Recipe,
+        task: Task,
+        users: Sequence[int],
+        policy: Policy,
+        say: Callable[[str], None] | None = None,
+        roster: Callable[[], Roster] = lambda: UNSIGNED,
     ) -> None:
-        """`say` tells the owner what was asked for and what was refused."""
+        """`say` tells the owner what was asked for and what was refused. `roster`: whose keys its peers have."""
         parameters = task.initial_parameters()
         self.layout, like = Layout.of(parameters), flatten(parameters)
         self.users, self.identity, self.sum = (
@@ -113,7 +120,7 @@ class TrainingClient:
         rule = bounder(recipe.bounding, self.layout)
         self.adapts = recipe.bounding.adaptive is not None  # with central trust only, as the recipe ensures
         self.recipe, self.policy, self.begins_elsewhere = recipe, policy, task.begins_elsewhere
-        self.trust, self.sessions = recipe.privacy.trust, dict[int, Session]()
+        self.trust, self.sessions, self.roster = recipe.privacy.trust, dict[int, Session](), roster
         self.say = say or (lambda text: print(text, file=sys.stderr, flush=True))
         self.request: Request | None = None
         self.noise: OwnNoise | None = None
@@ -131,7 +138,7 @@ class TrainingClient:
         self._check(parcel.facts)
         if kind == TRAIN and self.trust != "distributed":
             return self._train(parcel)
-        if kind in (KEYS, SHARES, MASKED, UNMASK) and self.trust == "distributed":
+        if kind in (KEYS, SHARES, MASKED, CONFIRM, UNMASK) and self.trust == "distributed":
             return self._aggregate(kind, parcel)
         raise RefusedByClient(QUESTION, f"the server asks for {kind!r:.40}, which this client does not know")
 
@@ -148,7 +155,7 @@ class TrainingClient:
     def _accept(self, population: object) -> Request:
         """What is asked for, once it was held against the policy; a number of users that changes is refused."""
         if self.request is None:
-            self.request = judge(self.policy, self.recipe, population, self.layout)
+            self.request = judge(self.policy, self.recipe, population, self.layout, self.roster())
             self.say("\n".join(self.request.lines(self.policy.delta)))
             if self.request.event is not None:
                 self.noise = self.own_noise(self.request.plan, self.request.event)
@@ -216,23 +223,30 @@ class TrainingClient:
         return {name: facts[name] for name in ("run", "step", "nonce", "user")} | self.identity.facts()
 
     def _aggregate(self, kind: str, parcel: Parcel) -> Parcel:
-        """One of the four exchanges of secure aggregation."""
+        """One of the exchanges of secure aggregation. What this client does not believe ends the round for it alone."""
         facts, user = parcel.facts, parcel.facts["user"]
-        if kind == KEYS:
-            self.sessions[user] = Session(user, str(facts["nonce"]))
-        session = self.sessions.get(user)
-        if session is None or session.nonce != facts["nonce"]:
-            raise RefusedByClient(QUESTION, "the server speaks of a round that this client has not begun")
-        back = self._back(facts)
-        if kind == KEYS:
-            return Parcel(back | {"public": session.public()})
-        if kind == SHARES:
-            sealed = session.deal(facts["users"], facts["masking"], facts["sealing"], facts["least"])
-            return Parcel(back | {"sealed": sealed})
-        if kind == UNMASK:
-            return Parcel(back | {"shares": session.shares(facts["arrived"])})
-        session.receive(facts["users"], facts["sealed"])
-        return Parcel(back, {"masked": self._masked(session, parcel)})
+        try:
+            if kind == KEYS:
+                self.sessions[user] = Session(
+                    user, str(facts["nonce"]), int(facts["step"]), facts["cohort"], facts["least"], self.roster()
+                )
+            session = self.sessions.get(user)
+            if session is None or (session.nonce, session.step) != (facts["nonce"], facts["step"]):
+                raise RefusedByClient(QUESTION, "the server speaks of a round that this client has not begun")
+            back = self._back(facts)
+            if kind == KEYS:
+                return Parcel(back | session.begin())
+            if kind == SHARES:
+                return Parcel(back | session.deal(facts["peers"]))
+            if kind == CONFIRM:
+                return Parcel(back | {"signature": session.confirm(facts["arrived"])})
+            if kind == UNMASK:
+                return Parcel(back | session.shares(facts["signatures"]))
+            damaged = session.receive(facts["dealt"], facts["boxes"])
+            return Parcel(back | {"damaged": damaged}, {"masked": self._masked(session, parcel)})
+        except (Distrust, KeyError, TypeError, ValueError) as error:
+            self.sessions.pop(user, None)
+            raise RefusedByClient(refusals.PEERS, f"left the round: {error}") from None
 
     def _masked(self, session: Session, parcel: Parcel) -> Vector:
         if self.noise is None:
@@ -241,8 +255,8 @@ class TrainingClient:
         weight, bound = float(plan.weights.max()), self.trainer.bounder.sensitivity
         self._update(parcel, weight)
         scale = share_scale(plan, bound, session.least)
-        ring = ring_for(bound, weight, scale, len(session.peers), self.sum.numel(), ROUNDING)
+        ring = ring_for(bound, weight, scale, len(session.cohort), self.sum.numel(), ROUNDING)
         attempt = int.from_bytes(bytes.fromhex(session.nonce)[:7], "big")  # the server's own count may repeat, this not
         self.noise.charge(session.user, step)
         share = noisy_share(self.sum, ring.step, plan, scale, session.user, step, attempt)
-        return clamp(ring, share) + session.mask(ring, step)
+        return clamp(ring, share) + session.mask(ring)

@@ -16,10 +16,10 @@ from typing import Any
 
 from confide.build import make_task
 from confide.deploy import keys, refusals
-from confide.deploy.address import Address
+from confide.deploy.address import Access, Address
 from confide.deploy.client import OwnData, Population, TrainingClient
 from confide.deploy.gate import Limits
-from confide.deploy.link import Link
+from confide.deploy.link import Link, NodeId
 from confide.deploy.masked import Masked
 from confide.deploy.parcels import Parcel, identity
 from confide.deploy.policy import Policy, own_task, told_recipe
@@ -82,6 +82,25 @@ def serve(
             "a longer --deadline or a lower --minimum"
         ) from None
     finally:
+        listening.close()
+
+
+def relay(wanted: Recipe, hosting: Hosting, access: Access, terms: Terms, first: int, patience: float) -> None:
+    """Stand between the clients of a folder of keys and a server, until it is stopped."""
+    from confide.deploy import node
+    from confide.deploy.hub import Hub
+    from confide.deploy.relay import Relay
+
+    if hosting.keys is None:
+        raise UserError("a relay needs keys for its clients: `confide deploy keys make`, with --first-user")
+    registry: dict[NodeId, Sequence[int]] = {each.name: each.users for each in keys.read(hosting.keys, part=True).nodes}
+    task = make_task(wanted.task, wanted.run.seed)
+    listening = Address.parse(hosting.listen).listen()
+    hub = Hub(listening, hosting.keys, hosting.limits, part=True)
+    try:
+        node.serve(access, Relay(wanted, task, hub, registry, terms, first), patience)
+    finally:
+        hub.close()
         listening.close()
 
 
@@ -151,12 +170,18 @@ class Client:
     """A client that builds its task when it knows the recipe: its own copy, or what a server may tell of one."""
 
     def __init__(
-        self, policy: Policy, users: Sequence[int], own: Recipe | None = None, say: Callable[[str], None] | None = None
+        self,
+        policy: Policy,
+        users: Sequence[int],
+        own: Recipe | None = None,
+        say: Callable[[str], None] | None = None,
+        key: Path | None = None,
     ) -> None:
         if policy.data is not None and len(users) != 1:
             raise UserError(f"the policy's data are one user's; this client speaks for {len(users)} users")
         self.policy, self.users, self.say = policy, list(users), say
         self.told: object = None
+        self.roster = keys.roster_of(policy.roster, key)
         self.own = own is not None
         self.member = None if own is None else self._member(own)
 
@@ -192,14 +217,14 @@ class Client:
         wanted = with_policy(wanted, policy)
         task = make_task(wanted.task, wanted.run.seed)
         if policy.data is not None:
-            return TrainingClient(wanted, OwnData(task, self.users[0]), self.users, policy, self.say)
+            return TrainingClient(wanted, OwnData(task, self.users[0]), self.users, policy, self.say, self.roster)
         unknown = [user for user in self.users if user >= len(task.examples)]
         if unknown:
             raise UserError(
                 f"--users {unknown}: the recipe's corpus has users 0 to {len(task.examples) - 1}; a client with data "
                 "of its own names them in its policy (`data`)"
             )
-        return TrainingClient(wanted, task, self.users, policy, self.say)
+        return TrainingClient(wanted, task, self.users, policy, self.say, self.roster)
 
 
 def with_policy(wanted: Recipe, policy: Policy) -> Recipe:

@@ -36,6 +36,7 @@ from confide.deploy.parcels import Parcel
 from confide.deploy.refusals import MEANINGS, meaning
 from confide.deploy.wire import LARGEST, METHOD, SERVICE, Incoming, Malformed, frames
 from confide.errors import UserError
+from confide.privacy.trust.roster import UNSIGNED
 
 _ROOM = 256 << 20
 """Bytes of arrays that are held before a round has taken them; one parcel may be larger, alone."""
@@ -121,11 +122,15 @@ class Room:
 class Hub:
     """A `Link` over gRPC. Without keys everything is plain and anybody may join: for a closed test network only."""
 
-    def __init__(self, listening: socket, folder: Path | None, limits: Limits | None = None) -> None:
-        self.folder, self.limits, self.meter = folder, limits or Limits(), Meter()
+    def __init__(
+        self, listening: socket, folder: Path | None, limits: Limits | None = None, part: bool = False
+    ) -> None:
+        """`part`: the folder's keys are those of a relay, for a part of the users."""
+        self.folder, self.limits, self.meter, self.part = folder, limits or Limits(), Meter(), part
         self.arrays = 0
         """Bytes of arrays that an answer may have; set once the model is known."""
         self.registry: dict[NodeId, Sequence[int]] | None = None
+        self.roster = UNSIGNED
         self._federation: dict[bytes, keys.Node] = {}
         self._seen: tuple[int, int] | None = None
         if folder is not None:
@@ -249,12 +254,13 @@ class Hub:
             now = (self.folder / keys.FEDERATION).stat()
             if (now.st_mtime_ns, now.st_ino) == self._seen:
                 return
-            held = keys.read(self.folder)
+            held = keys.read(self.folder, self.part)
         except (UserError, OSError):
             if self._seen is None:
                 raise
             return
         self._seen, self._federation = (now.st_mtime_ns, now.st_ino), held.by_key()
+        self.roster = held.roster()
         self.registry.update({node.name: node.users for node in held.nodes})
 
     async def _stream(self, _: object, context: Any) -> None:

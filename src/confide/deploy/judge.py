@@ -29,6 +29,7 @@ from confide.privacy.accountant import epsilon, shown
 from confide.privacy.events import Event
 from confide.privacy.mechanisms import mechanism_of
 from confide.privacy.plan import Plan, make_plan
+from confide.privacy.trust.roster import UNSIGNED, Roster
 from confide.recipe import Recipe
 
 
@@ -75,7 +76,7 @@ class Request:
         return said
 
 
-def judge(policy: Policy, recipe: Recipe, population: object, layout: Layout) -> Request:
+def judge(policy: Policy, recipe: Recipe, population: object, layout: Layout, roster: Roster = UNSIGNED) -> Request:
     """Work out what is asked for, and refuse what is below the policy."""
     believed = policy.population
     if type(population) is not int or not believed.least <= population <= believed.most:
@@ -89,6 +90,10 @@ def judge(policy: Policy, recipe: Recipe, population: object, layout: Layout) ->
     except UserError as error:
         raise RefusedByClient(refusals.RECIPE, f"no run can be made of what the server asks for: {error}") from None
     problems = list(_problems(policy, request))
+    if recipe.privacy.trust == "distributed" and not roster.signed and not policy.rehearsal:
+        problems.append(
+            (refusals.ROSTER, "the policy names no `roster`, without which the server could pose as all other clients")
+        )
     if problems:
         said = "\n".join([*request.lines(policy.delta), *(f"refused: {text}" for _, text in problems)])
         raise RefusedByClient(problems[0][0], said)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -27,6 +27,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from confide.errors import UserError
 from confide.files import write_atomically
+from confide.privacy.trust.roster import Roster
 
 CA, CA_KEY, SERVER, SERVER_KEY, FEDERATION = "ca.pem", "ca.key", "server.pem", "server.key", "federation.json"
 _CURVE = ec.SECP256R1()  # the fastest that every TLS library knows: a server shakes thousands of hands
@@ -62,6 +63,12 @@ class Federation:
     def by_key(self) -> dict[bytes, Node]:
         return {digest: node for node in self.nodes if (digest := node.digest) is not None}
 
+    def roster(self, own: ec.EllipticCurvePrivateKey | None = None) -> Roster:
+        """Who signs with which key; users of a revoked one sign nothing."""
+        keys = ((node, node.public_key) for node in self.nodes)
+        read = ((node, _read_public(key.encode(), f"the public key of {node.name}")) for node, key in keys if key)
+        return Roster({user: key for node, key in read for user in node.users}, own)
+
     def node(self, name: str) -> Node:
         for node in self.nodes:
             if node.name == name:
@@ -73,8 +80,13 @@ class Federation:
         return Federation(tuple(kept if changed in kept else [*kept, changed]))
 
 
-def make(folder: Path, clients: int, hosts: Sequence[str], users: int | None = None, days: float = 90) -> Federation:
-    """Make all that a federation needs. Users are dealt to the clients in turn; without a number each is one user."""
+def make(
+    folder: Path, clients: int, hosts: Sequence[str], users: int | None = None, days: float = 90, first: int = 0
+) -> Federation:
+    """Make all that a federation needs. Users are dealt to the clients in turn; without a number each is one user.
+
+    A relay's clients speak for a part of the users, from `first` on.
+    """
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; keys are never overwritten. Choose another folder")
     population = clients if users is None else users
@@ -90,7 +102,7 @@ def make(folder: Path, clients: int, hosts: Sequence[str], users: int | None = N
     nodes = []
     for number in range(clients):
         public = _make_client(folder, authority, f"client-{number}", days)
-        nodes.append(Node(f"client-{number}", public, tuple(range(number, population, clients))))
+        nodes.append(Node(f"client-{number}", public, tuple(range(first + number, first + population, clients))))
     return _write(folder, Federation(tuple(nodes)))
 
 
@@ -132,9 +144,9 @@ def request(path: Path) -> Path:
     return public
 
 
-def read(folder: Path) -> Federation:
-    """Read the clients of a federation, each user with exactly one of them."""
-    path = folder / FEDERATION
+def read(path: Path, part: bool = False) -> Federation:
+    """Read the clients of a federation, or of a relay's part of one, from its folder or from the file."""
+    path = path if path.is_file() else path / FEDERATION
     try:
         document = json.loads(path.read_text())
         nodes = tuple(
@@ -143,16 +155,35 @@ def read(folder: Path) -> Federation:
         )
     except FileNotFoundError:
         raise UserError(
-            f"{path} does not exist; make a federation's keys with `confide deploy keys make {folder}`"
+            f"{path} does not exist; make a federation's keys with `confide deploy keys make {path.parent}`"
         ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is not a list of nodes with name, public_key and users ({error})") from None
-    return _checked(Federation(nodes), path)
+    return _checked(Federation(nodes), path, part)
 
 
-def _checked(made: Federation, path: Path) -> Federation:
+def roster_of(path: Path | None, key: Path | None) -> Callable[[], Roster]:
+    """A client's roster, as its file says at the time. Without one it signs, and believes everybody."""
+    own, seen = None if key is None else read_private(key), dict[tuple[int, int], Roster]()
+    if path is None or own is None:
+        return lambda: Roster(None, own)
+
+    def current() -> Roster:
+        now = path.stat()
+        found = seen.get((now.st_mtime_ns, now.st_ino))
+        if found is None:
+            seen.clear()
+            found = seen[now.st_mtime_ns, now.st_ino] = read(path).roster(own)
+        return found
+
+    current()
+    return current
+
+
+def _checked(made: Federation, path: Path, part: bool = False) -> Federation:
     users = sorted(user for node in made.nodes for user in node.users)
-    if users != list(range(len(users))) or not users:
+    first = users[0] if part and users else 0
+    if users != list(range(first, first + len(users))) or not users:
         raise UserError(f"{path}: users must be 0, 1, 2, ... with one node each; found {users[:20]}")
     if len(made.by_key()) < sum(node.public_key is not None for node in made.nodes):
         raise UserError(f"{path}: two nodes have the same public key; each client needs its own")
@@ -201,8 +232,8 @@ def certificate_of(key: Path) -> Path:
     return beside if beside.exists() else key
 
 
-def read_pair(path: Path) -> tuple[bytes, bytes]:
-    """A client's private key and its certificate, both in PEM form."""
+def read_private(path: Path) -> ec.EllipticCurvePrivateKey:
+    """A node's key."""
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
     except FileNotFoundError:
@@ -211,6 +242,12 @@ def read_pair(path: Path) -> tuple[bytes, bytes]:
         raise UserError(f"{path} holds no private key in PEM form without a passphrase ({error})") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise UserError(f"{path} is not an elliptic-curve key; `confide deploy keys request` makes one")
+    return key
+
+
+def read_pair(path: Path) -> tuple[bytes, bytes]:
+    """A client's private key and its certificate, both in PEM form."""
+    key = read_private(path)
     certificate = check_certificate(certificate_of(path))
     if certificate.public_key() != key.public_key():
         raise UserError(f"{certificate_of(path)} is the certificate of another key than {path}")

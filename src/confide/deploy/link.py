@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from confide.deploy.parcels import Parcel
+from confide.privacy.trust.roster import Roster
 
 NodeId = int | str
 """A client as the transport knows it: the name of its key; where there are no keys, a number."""
@@ -48,6 +49,8 @@ class Link(Protocol):
 
     arrays: int
     """Bytes of arrays that an answer may have."""
+    roster: Roster
+    """Who signs with which key."""
 
     def ask(self, kind: str, parcels: Sequence[tuple[NodeId, Parcel]], seconds: float) -> list[int]:
         """Send questions, whose answers count for so long; a ticket for each."""

@@ -1,17 +1,18 @@
 """The engine for distributed trust: rounds of secure aggregation, of which the server sees the noisy sum alone.
 
 The clients' noise is in what they send, so the loop writes the ledger's line before a round begins, for every attempt.
-A round is abandoned, unopened, when fewer than the threshold are left at any of its four exchanges (see `secure`).
+A round is abandoned, unopened, when fewer than the threshold are left at any of its exchanges (see `secure`).
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from torch import Tensor
 
 from confide.deploy.parcels import Parcel
@@ -24,10 +25,24 @@ from confide.federated.parameters import norm
 from confide.privacy.gaussian import Address, System, grid
 from confide.privacy.mechanisms.distributed import top_up
 from confide.privacy.plan import Plan
+from confide.privacy.trust.neighbours import neighbourhood, quorum
+from confide.privacy.trust.opening import Deal, Opening, Unopened
 from confide.privacy.trust.own_noise import share_scale
-from confide.privacy.trust.secure import KEYS, MASKED, SHARES, UNMASK, Opening, longest, ring_for, threshold
+from confide.privacy.trust.secure import (
+    CONFIRM,
+    KEYS,
+    MASKED,
+    SHARES,
+    UNMASK,
+    context,
+    keys_message,
+    list_message,
+    longest,
+    ring_for,
+    threshold,
+)
 
-_ENDS = {KEYS: 0.15, SHARES: 0.3, MASKED: 0.85, UNMASK: 1.0}
+_ENDS = {KEYS: 0.12, SHARES: 0.25, MASKED: 0.8, CONFIRM: 0.9, UNMASK: 1.0}
 """When an exchange ends, as a share of the deadline: whoever is silent in one leaves time for the next."""
 
 
@@ -37,6 +52,11 @@ class Masked(Remote):
     plan: Plan
     added: Callable[[float, int, int], float] = staticmethod(top_up)
     """The deviation of the server's own noise; an audit that breaks it on purpose puts another here."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.excluded = dict[int, str]()
+        """Users who did not follow the protocol, and how. They count as missing until the server is started again."""
 
     @property
     def traits(self) -> Traits:
@@ -51,52 +71,27 @@ class Masked(Remote):
         if len(cohort) == 0:  # a release of noise alone
             self._top_up(total.zero_(), share_scale(self.plan, self.rule.sensitivity, 1), 1, 0)
             return Tally()
-        call, began = Call.new(self.run, self.door.identity, step), time.monotonic()
         self.look()
-        present, least = [user for user in map(int, cohort) if user in self.door.users], self.least(len(cohort))
-        facts = call.facts() | {"population": len(self.books.weights)}
+        held = _Held(self, central, list(map(int, cohort)), step, self.least(len(cohort)))
+        deals, edges = held.deals(held.keys())
+        scale, weight = share_scale(self.plan, self.rule.sensitivity, held.least), float(self.books.weights.max())
+        ring = ring_for(self.rule.sensitivity, weight, scale, len(held.present), total.numel(), ROUNDING)
+        opening = Opening(ring, held.call.nonce, step, deals, edges)
+        held.sum_up(opening)
+        held.unmask(opening)
+        arrived = len(opening.arrived)
+        self._open(opening, held, total, longest(ring, self.rule.sensitivity, weight, scale, arrived))
+        self._top_up(total, scale, held.least, arrived)
+        if arrived < len(cohort):
+            self.say(f"step {step + 1}: cohort {len(cohort)}, {arrived} in the sum, noise made for {held.least}")
+        return Tally(users=arrived)
 
-        def ask(kind: str, users: Sequence[int], own: Mapping[int, dict[str, Any]], model: bool = False) -> Any:
-            _enough(step, kind, len(users), len(cohort), least)
-            arrays = {"model": central.detach().numpy()} if model else {}
-            parcels = {u: Parcel(facts | {"user": u} | own.get(u, {}), arrays) for u in users}
-            for user, parcel in self.exchange(kind, parcels, began + _ENDS[kind] * self.terms.deadline):
-                if parcel.facts.get("nonce") == call.nonce and parcel.facts.get("user") == user:
-                    yield user, parcel
-
-        keys = {u: p.facts["public"] for u, p in ask(KEYS, present, {}) if _keys(p.facts.get("public"))}
-        users = sorted(keys)
-        told: dict[str, Any] = {
-            "users": users,
-            "masking": [keys[u][0] for u in users],
-            "sealing": [keys[u][1] for u in users],
-        }
-        told["least"] = least
-        boxes = {
-            u: p.facts["sealed"]
-            for u, p in ask(SHARES, users, dict.fromkeys(users, told))
-            if _boxes(p.facts.get("sealed"), len(users))
-        }
-        dealt = sorted(boxes)
-        own = {u: {"users": dealt, "sealed": [boxes[v][users.index(u)] for v in dealt]} for u in dealt}
-        scale = share_scale(self.plan, self.rule.sensitivity, least)
-        weight = float(self.books.weights.max())
-        ring = ring_for(self.rule.sensitivity, weight, scale, len(users), total.numel(), ROUNDING)
-        opening = Opening(ring, call.nonce, step, {u: keys[u][0] for u in dealt}, least)
-        tally = Tally()
-        for user, parcel in ask(MASKED, dealt, own, True):
-            if opening.take(user, parcel.arrays.get("masked")):
-                tally.add(Tally(users=1))
-        left = sorted(opening.arrived)
-        given = 0
-        for _, parcel in ask(UNMASK, left, {u: {"arrived": left} for u in left}):
-            given += opening.take_shares(parcel.facts.get("shares"))
-        _enough(step, "opening", given, len(cohort), least)
-        self._open(opening, total, longest(ring, self.rule.sensitivity, weight, scale, len(left)), step)
-        self._top_up(total, scale, least, len(left))
-        if len(left) < len(cohort):
-            self.say(f"step {step + 1}: cohort {len(cohort)}, {len(left)} in the sum, noise made for {least}")
-        return tally
+    def accuse(self, user: int, what: str, exclude: bool = True) -> None:
+        """Name who did not follow the protocol; whoever does so on purpose is not asked again."""
+        node = self.door.users.get(user, "that is gone")
+        self.say(f"user {user}, node {node}: {what}" + ("; it is not asked any more" if exclude else ""))
+        if exclude:
+            self.excluded[user] = what
 
     def _top_up(self, total: Tensor, scale: float, least: int, arrived: int) -> None:
         """Add the server's own noise. It is never drawn again, whatever the recipe says: no round can be repeated.
@@ -108,33 +103,133 @@ class Masked(Remote):
         if deviation > 0:  # always, but in an audit of what happens without
             System(lattice=grid(stated)).add(total, deviation, Address(0))
 
-    def _open(self, opening: Opening, total: Tensor, limit: float, step: int) -> None:
+    def _open(self, opening: Opening, held: _Held, total: Tensor, limit: float) -> None:
         try:
-            found = opening.open()
-        except ValueError as error:
-            raise Abandoned(
-                f"step {step + 1}: shares of the masks do not fit ({error}); nothing was released"
-            ) from None
+            found = opening.open(held.quorum)
+        except Unopened as error:
+            for user, what in error.culprits.items():
+                self.accuse(user, what)
+            raise Abandoned(f"step {held.step + 1}: {error}; nothing was released") from None
         length = norm(found)
         if not length <= limit:
             total.zero_()
             raise Abandoned(
-                f"step {step + 1}: the sum is longer ({length:.4g}) than honest clients can make it ({limit:.4g}); it "
-                "was thrown away"
+                f"step {held.step + 1}: the sum is longer ({length:.4g}) than honest clients can make it "
+                f"({limit:.4g}); it was thrown away"
             )
         total.copy_(found)
 
 
-def _enough(step: int, what: str, here: int, cohort: int, least: int) -> None:
-    if here < least:
-        raise Abandoned(
-            f"step {step + 1}: {here} of {cohort} users are left at {what!r} and {least} are needed; nothing was opened"
-        )
+class _Held:
+    """The exchanges of one round. Whoever is silent, refuses or sends what cannot be is left out from then on."""
+
+    def __init__(self, engine: Masked, central: Tensor, cohort: list[int], step: int, least: int) -> None:
+        self.engine, self.central, self.cohort, self.step, self.least = engine, central, cohort, step, least
+        self.call, self.began = Call.new(engine.run, engine.door.identity, step), time.monotonic()
+        here = engine.door.users.keys() - engine.excluded.keys()
+        self.present = sorted(user for user in cohort if user in here)
+        self.roster, self.quorum = engine.link.roster, quorum(neighbourhood(len(self.present)))
+        self.context = context(self.call.nonce, step, self.present, least)
+        self.public: dict[int, list[bytes]] = {}
+
+    def keys(self) -> dict[int, set[int]]:
+        """Have keys made. Returns whom each user drew as its neighbours."""
+        told = {"cohort": self.present, "least": self.least}
+        picks = dict[int, set[int]]()
+        for user, facts in self._ask(KEYS, self.present, dict.fromkeys(self.present, told)):
+            public, drawn = facts.get("public", []), facts.get("picks", [])
+            if not _keys(public) or not _drawn(drawn, user, self.present):
+                self.engine.accuse(user, "its keys or neighbours are malformed")
+            elif not self.roster.verify(user, public[2], keys_message(self.context, user, *public[:2])):
+                self.engine.accuse(user, "its keys are not signed by it", exclude=False)
+            else:
+                self.public[user], picks[user] = public, set(drawn)
+        return picks
+
+    def deals(self, picks: dict[int, set[int]]) -> tuple[dict[int, Deal], dict[int, set[int]]]:
+        """Have shares dealt. Returns them, and the neighbours of each user who dealt."""
+        edges = {user: (drawn & picks.keys()) - {user} for user, drawn in picks.items()}
+        for user, drawn in list(edges.items()):
+            for other in drawn:
+                edges[other].add(user)
+        told = {u: {"peers": [[v, *self.public[v]] for v in sorted(edges[u])]} for u in edges}
+        deals = dict[int, Deal]()
+        for user, facts in self._ask(SHARES, sorted(edges), told):
+            deal = Deal.read(user, self.public[user][0], picks[user] & picks.keys(), facts)
+            if deal is None:
+                self.engine.accuse(user, "its shares are malformed")
+            else:
+                deals[user] = deal
+        return deals, {user: edges[user] & deals.keys() for user in deals}
+
+    def sum_up(self, opening: Opening) -> None:
+        """Have the users train, and add up what they send."""
+        deals, told = opening.deals, dict[int, dict[str, Any]]()
+        for user, peers in opening.edges.items():
+            boxes = [[v, *deals[v].for_holder(user)] for v in sorted(peers) if user in deals[v].holders]
+            told[user] = {"dealt": sorted(peers), "boxes": boxes}
+        model = {"model": self.central.detach().numpy()}
+        for user, parcel in self._exchange(MASKED, sorted(deals), told, model):
+            if not opening.take(user, parcel.arrays.get("masked"), parcel.facts.get("damaged")):
+                self.engine.accuse(user, "its masked update is malformed")
+        for user, deal in deals.items():
+            if deal.damaged:
+                said = f"users {sorted(deal.damaged)[:8]} say that its shares are damaged"
+                self.engine.accuse(user, said, exclude=len(deal.damaged) > len(deal.holders) - self.quorum)
+
+    def unmask(self, opening: Opening) -> None:
+        """Have the list of those who arrived signed, and then shares of their secrets given."""
+        arrived, signatures = sorted(opening.arrived), dict[int, bytes]()
+        message = list_message(self.context, arrived)
+        for user, facts in self._ask(CONFIRM, arrived, {user: {"arrived": arrived} for user in arrived}):
+            if self.roster.verify(user, facts.get("signature"), message):
+                signatures[user] = facts["signature"]
+            else:
+                self.engine.accuse(user, "it has not signed the list of those who arrived")
+        signed = signatures.keys()
+        told = {
+            u: {"signatures": [[v, signatures[v]] for v in sorted(opening.deals[u].holders) if v in signed]}
+            for u in signed
+        }
+        for user, facts in self._ask(UNMASK, sorted(signed), told):
+            if not opening.take_shares(user, facts.get("of"), facts.get("shares")):
+                self.engine.accuse(user, "it gives shares that were not dealt to it")
+
+    def _ask(
+        self, kind: str, users: Sequence[int], own: Mapping[int, dict[str, Any]]
+    ) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        for user, parcel in self._exchange(kind, users, own, {}):
+            yield user, parcel.facts
+
+    def _exchange(
+        self, kind: str, users: Sequence[int], own: Mapping[int, dict[str, Any]], arrays: Mapping[str, Any]
+    ) -> Iterator[tuple[int, Parcel]]:
+        if len(users) < self.least:
+            raise Abandoned(
+                f"step {self.step + 1}: {len(users)} of {len(self.cohort)} users are left at {kind!r} and {self.least} "
+                "are needed; nothing was opened"
+            )
+        facts = self.call.facts() | {"population": len(self.engine.books.weights)}
+        parcels = {u: Parcel(facts | {"user": u} | own[u], arrays) for u in users}
+        ends = self.began + _ENDS[kind] * self.engine.terms.deadline
+        for user, parcel in self.engine.exchange(kind, parcels, ends):
+            if parcel.facts.get("nonce") == self.call.nonce and parcel.facts.get("user") == user:
+                yield user, parcel
 
 
 def _keys(value: Any) -> bool:
-    return isinstance(value, list) and [len(v) for v in value if isinstance(v, bytes)] == [32, 32]
+    """Whether these are two keys that others can agree with, and a signature."""
+    if not isinstance(value, list) or len(value) != 3 or not all(isinstance(v, bytes) for v in value):
+        return False
+    try:
+        for key in value[:2]:
+            X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(key))
+    except ValueError:
+        return False
+    return True
 
 
-def _boxes(value: Any, count: int) -> bool:
-    return isinstance(value, list) and len(value) == count and all(isinstance(v, bytes) for v in value)
+def _drawn(value: Any, user: int, users: list[int]) -> bool:
+    if not isinstance(value, list) or len(value) != neighbourhood(len(users)) or any(type(u) is not int for u in value):
+        return False
+    return value == sorted(set(value)) and user in value and set(value) <= set(users)

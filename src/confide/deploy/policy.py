@@ -60,6 +60,9 @@ class Policy(Section):
     )
     cache: LocalPath | None = Field(None, description="where features or states are kept; none: the usual folder")
     state: LocalPath = Field(description="the folder of this client's lifetime budget")
+    roster: LocalPath | None = Field(
+        None, description="federation.json, from whoever knows its clients: which key speaks for whom"
+    )
     trust: Trust = Field(description="the least that is accepted: central, distributed or local")
     noise_multiplier: _Positive | None = Field(None, description="the least z of a run")
     epsilon_round: _Positive | None = Field(None, description="the largest epsilon of one answer")
@@ -82,6 +85,7 @@ class Policy(Section):
                 update={name: place(getattr(data, name)) for name in ("queries", "documents", "test")}
             )
         here: dict[str, Any] = {"data": data, "cache": place(self.cache), "state": place(self.state)}
+        here["roster"] = place(self.roster)
         if self.encoder is not None and self.encoder.startswith((".", "~")):
             here["encoder"] = str(place(Path(self.encoder)))
         return self.model_copy(update=here)
@@ -211,11 +215,15 @@ state: ./state
 
 # The least trust that it accepts.
 #   local        it adds all the noise itself, to what it sends; it relies on nobody.
-#   distributed  it adds a share, and the server sees the sum alone: it relies on a server that follows the protocol,
-#                and on more than half of each cohort.
+#   distributed  it adds a share, and the server sees the sum alone: it relies on more than two thirds of each cohort,
+#                and on a `roster` of the others' keys that the server has not made up.
 #   central      it adds NO noise. It relies on the server to add it, to keep every update to itself, and to have the
 #                users that it claims. All epsilons below are then claims of the server's, which nothing here enforces.
 trust: local
+
+# Which key speaks for which user: the federation's federation.json, from somebody whom you believe. Distributed trust
+# needs it: without it a server could pose as all the others.
+roster: null
 
 # What an answer may cost at most, and all answers in this client's life: over all servers and runs.
 noise_multiplier: null  # the least z, if you would rather say that; or both

@@ -12,7 +12,7 @@ from confide.privacy.trust.own_noise import Spent
 TRUST, NOISE, ROUND, LIFETIME = "trust", "noise", "epsilon-round", "epsilon-lifetime"
 POPULATION, REHEARSAL, RECIPE, VERSION, OTHER_RECIPE = "population", "rehearsal", "recipe", "version", "other-recipe"
 MODEL, QUESTION, JOIN_FIRST, SPENT, DATA, FAILED = "model", "question", "join-first", "spent", "data", "failed"
-ENCODER = "encoder"
+ENCODER, PEERS, ROSTER = "encoder", "peers", "roster"
 MEANINGS = {
     TRUST: "its policy wants another privacy.trust",
     NOISE: "its policy wants more noise",
@@ -26,6 +26,8 @@ MEANINGS = {
     MODEL: "it has another model",
     ENCODER: "its policy names another frozen encoder than the server has",
     QUESTION: "it was asked something that does not belong to this run or round",
+    PEERS: "what it was told of this round does not fit its roster, its neighbours or what it was told before",
+    ROSTER: "its policy names no roster of its peers' keys, which distributed trust needs",
     JOIN_FIRST: "it was started anew and has to be asked to join first",
     SPENT: "it has given all the answers that its guarantee was made for",
     DATA: "it cannot use its data; its owner sees why",

@@ -37,7 +37,7 @@ from confide.federated.cohort import Tally
 from confide.privacy.plan import Plan
 from confide.privacy.trust.own_noise import local_slack
 
-TRAIN, JOIN = "train", "join"
+TRAIN, JOIN, SUM = "train", "join", "sum"
 _ASKED = 3
 """How often a user is asked in one round, if its client is lost and comes back."""
 
@@ -74,6 +74,8 @@ class Door:
     users: dict[int, NodeId] = field(default_factory=dict)
     """user -> node"""
     refused: dict[NodeId, str] = field(default_factory=dict)
+    relays: set[NodeId] = field(default_factory=set)
+    """Nodes that add up what their own clients send."""
 
     def answer(self, node: NodeId, facts: Mapping[str, Any]) -> str | None:
         """Let a node in, or say why not."""
@@ -84,6 +86,8 @@ class Door:
             reason = differs[1] if differs else self._claims(node, facts.get("users"))
         if reason:
             self.refused[node] = reason
+        elif facts.get("relay") is True:
+            self.relays.add(node)
         return reason
 
     def _claims(self, node: NodeId, users: object) -> str | None:
@@ -103,6 +107,7 @@ class Door:
     def forget(self, node: NodeId) -> None:
         self.users = {user: owner for user, owner in self.users.items() if owner != node}
         self.refused.pop(node, None)
+        self.relays.discard(node)
 
 
 class Remote:
@@ -163,31 +168,34 @@ class Remote:
         )
         facts = call.facts() | {"bounds": [] if bounds is None else bounds.tolist()}
         facts["population"] = len(self.books.weights)
-        model = {"model": central.detach().numpy()}
-        self._hold(held, lambda user: Parcel(facts | {"user": user, "weight": float(books.weights[user])}, model))
+        self.hold(held, facts, {"model": central.detach().numpy()})
         tally = held.close(self.terms.needed(len(cohort)))
-        if held.counts[ACCEPTED] < len(cohort) or held.notes:
-            self.say(f"step {step + 1}: cohort {len(cohort)}, {held.summary()}")
+        self.report(held)
+        return tally
+
+    def report(self, held: Round) -> None:
+        """Say what was wrong in a round."""
+        if held.counts[ACCEPTED] < len(held.cohort) or held.notes:
+            self.say(f"step {held.call.step + 1}: cohort {len(held.cohort)}, {held.summary()}")
             for note in held.notes[:5]:
                 self.say(f"  {note}")
-        return tally
 
     def _slack(self, rule: Bounder, total: Tensor) -> float:
         """Clients with noise of their own are held to the bound and what the noise can add."""
         return local_slack(self.plan, rule.sensitivity, total.numel()) if self.traits.noisy else 0.0
 
-    def _hold(self, held: Round, question: Callable[[int], Parcel]) -> None:
+    def hold(self, held: Round, facts: dict[str, Any], model: Mapping[str, Any]) -> None:
         """Ask everybody who is here or comes, until all have answered or the time is over."""
-        asked, waiting = Counter[int](), dict[int, int]()
+        asked, waiting = Counter[int](), dict[int, Sequence[int]]()
         needed, joined = self.terms.needed(len(held.cohort)), True
         while held.open:
             if joined:  # also those who were lost and have come back
-                new = [user for user in held.missing - set(waiting.values())
+                new = [user for user in held.missing - {u for users in waiting.values() for u in users}
                        if user in self.door.users and asked[user] < _ASKED]  # fmt: skip
                 asked.update(new)
                 for user in new:
                     held.cohort[user] = self.door.users[user]
-                waiting |= self._ask(TRAIN, {user: question(user) for user in sorted(new)}, held.ends)
+                waiting |= self._ask_all(held, sorted(new), facts, model)
             if not waiting and (held.counts[ACCEPTED] >= needed or held.missing <= self.door.users.keys()):
                 return  # those who are connected have said all that they will say
             joined = False
@@ -201,6 +209,23 @@ class Remote:
                     else:
                         held.take(event.node, event.parcel)
                         event.parcel = None  # it is in the sum; what follows may need its memory
+
+    def _ask_all(
+        self, held: Round, users: list[int], facts: dict[str, Any], model: Mapping[str, Any]
+    ) -> dict[int, Sequence[int]]:
+        """Ask each user, or its relay for all of its users at once; the tickets, with the users of each."""
+        weights, single, relays = held.books.weights, dict[int, Parcel](), dict[NodeId, list[int]]()
+        for user in users:
+            if (node := self.door.users[user]) in self.door.relays:
+                relays.setdefault(node, []).append(user)
+            else:
+                single[user] = Parcel(facts | {"user": user, "weight": float(weights[user])}, model)
+        found: dict[int, Sequence[int]] = {t: [user] for t, user in self._ask(TRAIN, single, held.ends).items()}
+        left = held.ends - time.monotonic()
+        for node, some in relays.items():
+            own = {"users": some, "weights": [float(weights[user]) for user in some], "seconds": 0.9 * left}
+            found[self.link.ask(SUM, [(node, Parcel(facts | own, model))], left)[0]] = some
+        return found
 
     def exchange(self, kind: str, parcels: dict[int, Parcel], ends: float) -> Iterator[tuple[int, Parcel]]:
         """Ask users through their nodes, and yield what each answers; who fails or is late is left out."""

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from confide.deploy.link import NodeId
 from confide.deploy.parcels import Identity, Parcel
+from confide.deploy.sums import Sum
 from confide.engines.engine import Abandoned
 from confide.federated.bounding import Bounder
 from confide.federated.cohort import Tally
@@ -89,7 +90,8 @@ class Round:
         self.done: set[int] = set()
         """Users whose answer is in the sum."""
         self.notes: list[str] = []
-        books.total.zero_()
+        # Weights add up to 1 at most; a hundredth more, since norms reach their bound only nearly.
+        self.sum = Sum(books.total, 1.01 * (rule.sensitivity + slack))
 
     @property
     def open(self) -> bool:
@@ -122,11 +124,12 @@ class Round:
         if missing:
             self.counts["missing"] = missing
         if self.counts[ACCEPTED] < minimum:
-            self.books.total.zero_()
+            self.sum.wipe()
             raise Abandoned(
                 f"step {self.call.step + 1}: {self.counts[ACCEPTED]} of {len(self.cohort)} users answered and at least "
                 f"{minimum} are needed ({self.summary()}); nothing was released"
             )
+        self.sum.read()
         return self.tally
 
     def summary(self) -> str:
@@ -141,6 +144,8 @@ class Round:
         differs = self.call.identity.differs(facts)
         if differs:
             return OTHER_CLIENT, differs[1]
+        if "users" in facts:
+            return self._judge_sum(node, parcel)
         user = facts.get("user")
         if type(user) is not int or user not in self.cohort or self.cohort[user] != node:
             return STRANGER, f"user {user!r}"
@@ -152,6 +157,35 @@ class Round:
         if isinstance(said, str):
             return MALFORMED, said
         return self._add(user, *said)
+
+    def _judge_sum(self, node: NodeId, parcel: Parcel) -> tuple[str, str]:
+        """Add what a relay has added up, if no user in it could make it so long."""
+        users, found = parcel.facts["users"], parcel.arrays.get("sum")
+        if not isinstance(users, list) or any(self.cohort.get(user) != node for user in users):
+            return STRANGER, f"users {users!r:.80}"
+        if len(set(users)) < len(users) or self.done & set(users):
+            return TWICE, ""
+        if self.clock() >= self.ends:
+            return LATE, ""
+        if not isinstance(found, np.ndarray) or found.dtype != self.sum.kind or found.shape != self.books.total.shape:
+            return MALFORMED, "no array of the sum"
+        length, most = self.sum.length(found), self.rule.sensitivity * float(self.books.weights[users].sum())
+        if not length <= most * (1 + 1e-6):
+            return MALFORMED, f"a sum of norm {length:.6g} over users who together have {most:.6g}"
+        tally = _tally(parcel.facts.get("tally"), len(users), len(self.books.layout.names), self._votes)
+        if tally is None:
+            return MALFORMED, "figures that are none of so many users"
+        self.sum.add_sum(found)
+        self.tally.add(tally)
+        self.done |= set(users)
+        self.counts[ACCEPTED] += len(users) - 1 - tally.not_finite
+        if tally.not_finite:
+            self.counts[NOT_FINITE] += tally.not_finite
+        return ACCEPTED, ""
+
+    @property
+    def _votes(self) -> int:
+        return len(self.rule.bounds) if self.vote else 0
 
     def _said(self, parcel: Parcel) -> str | tuple[Tensor, Tensor, float, Tensor]:
         """The update, the norms of its tensors before bounding, the loss and the votes; or what is wrong."""
@@ -167,8 +201,7 @@ class Round:
         if type(loss) is not float or (math.isfinite(loss) and abs(loss) > _LARGEST_LOSS):
             return f"a loss of {loss!r}"
         votes = parcel.facts.get("votes", [])
-        wanted = len(self.rule.bounds) if self.vote else 0
-        if not isinstance(votes, list) or len(votes) != wanted or not all(vote in (0.5, -0.5) for vote in votes):
+        if not isinstance(votes, list) or len(votes) != self._votes or not all(vote in (0.5, -0.5) for vote in votes):
             return "votes that are not +1/2 or -1/2 for each bound"
         told = torch.tensor(norms, dtype=torch.float64), loss, torch.tensor(votes, dtype=torch.float64)
         return torch.from_numpy(update), *told
@@ -182,8 +215,9 @@ class Round:
             return NOT_FINITE, ""
         factors = self.rule.held(found.unsqueeze(0), self.slack)  # (1, layers)
         PlainUpdate(update, self.books.layout, found.unsqueeze(0), torch.zeros(1)).weighted_sum(
-            factors, self.books.total
+            factors, self.sum.into()
         )
+        self.sum.added()
         again = bool((factors < 1).any())
         length, norms = float(torch.linalg.vector_norm(norms)), norms.clamp(min=0, max=1e30)
         self.tally.add(
@@ -205,6 +239,25 @@ class Round:
             self.counts[HELD] += 1
             return ACCEPTED, f"{HELD}: its norm was {float(torch.linalg.vector_norm(found)):.6g}"
         return ACCEPTED, ""
+
+
+def _tally(said: Any, users: int, layers: int, votes: int) -> Tally | None:
+    """Read a relay's figures; none if so many users cannot have made them."""
+    if not isinstance(said, dict) or said.get("users") != users or not said.keys() <= vars(Tally()).keys():
+        return None
+    for name, value in said.items():
+        numbers = value if isinstance(value, list) else [value]
+        if any(type(n) not in (int, float) or not math.isfinite(n) for n in numbers):
+            return None
+        if isinstance(value, list) != isinstance(vars(Tally())[name], list):
+            return None
+        if isinstance(value, list) and len(value) not in (0, votes if name == "votes" else layers):
+            return None
+        if name in ("not_finite", "bounded") and not 0 <= value <= users:
+            return None
+        if name == "votes" and any(abs(n) > users / 2 for n in numbers):
+            return None
+    return Tally(**said)
 
 
 def _numpy_type(like: Tensor) -> np.dtype[Any]:

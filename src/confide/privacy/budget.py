@@ -40,6 +40,10 @@ class BudgetSpent(UserError):
     """The release would pass the budget; it was not made."""
 
 
+class RunSpent(UserError):
+    """A run has made all the releases that it may make."""
+
+
 @dataclass(frozen=True)
 class Charge:
     """A line: releases of one run that cost the same."""
@@ -109,15 +113,27 @@ class Budget:
         return made
 
     def charge(
-        self, run: str, event: Event, key: str = "", what: str = "", count: int = 1, claimed: bool = False
+        self,
+        run: str,
+        event: Event,
+        key: str = "",
+        what: str = "",
+        count: int = 1,
+        claimed: bool = False,
+        most: int | None = None,
     ) -> None:
-        """Have the cost of a release on disk, or refuse it. A key that was charged before is not charged again."""
+        """Have the cost of a release on disk, or refuse it. A key that was charged before is not charged again.
+
+        `most`: how many releases this run may have, by whatever process.
+        """
         key = key or secrets.token_hex(8)
         with self._locked() as file:
             chain.drop_torn_end(file)
             self._catch_up(file)
             if (run, key) in self.keys:
                 return
+            if most is not None and self.counts[run] + count > most:
+                raise RunSpent(f"{self.counts[run]} releases were made, and the run has {most}")
             self._check(event, count)
             body = {"run": run, "what": what, "key": key, "event": event.to_json(), "count": count, "claimed": claimed}
             line, digest = chain.seal(body, self.head)

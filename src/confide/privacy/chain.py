@@ -51,10 +51,11 @@ def append(path: Path, line: bytes) -> None:
 
 def append_to(file: BinaryIO, line: bytes) -> None:
     """Write one line at the end of an open file, and sync it; nothing of it stays where that fails."""
-    size = file.seek(0, os.SEEK_END)
+    size = at = file.seek(0, os.SEEK_END)
+    left = memoryview(line + b"\n")
     try:
-        file.write(line + b"\n")
-        file.flush()
+        while left:  # past the file's buffer, which would write the rest of a line that failed when it is closed
+            at, left = at + (done := os.pwrite(file.fileno(), left, at)), left[done:]
         os.fsync(file.fileno())
     except OSError:
         os.ftruncate(file.fileno(), size)

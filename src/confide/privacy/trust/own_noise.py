@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from confide.errors import UserError
-from confide.privacy.budget import FILE, Budget, BudgetSpent
+from confide.privacy.budget import FILE, Budget, BudgetSpent, RunSpent
 from confide.privacy.events import Event
 from confide.privacy.gaussian import Address
 from confide.privacy.plan import Plan
@@ -67,13 +67,14 @@ class OwnNoise:
         book, run = self._book(user), self.terms.digest
         if book is None:
             return 0
-        if book.counts[run] >= self.plan.steps:
+        attempt = sum(each == run and key.startswith(f"{step}/") for each, key in book.keys)
+        try:
+            self._pay(book, run, f"{step}/{secrets.token_hex(8)}", 1, claimed=False, most=self.plan.steps)
+        except RunSpent:
             raise Spent(
                 f"user {user} of this client has answered {book.counts[run]} times, which is all that its guarantee "
                 f"was made for (run.steps={self.plan.steps}); it answers no more in this run"
-            )
-        attempt = sum(each == run and key.startswith(f"{step}/") for each, key in book.keys)
-        self._pay(book, run, f"{step}/{secrets.token_hex(8)}", 1, claimed=False)
+            ) from None
         return attempt
 
     def claim(self, user: int, step: int, started: str) -> None:
@@ -91,9 +92,9 @@ class OwnNoise:
         key = "whole run" if whole else f"{step}/{secrets.token_hex(8)}"
         self._pay(book, run, key, 1 if whole else missing, claimed=True)
 
-    def _pay(self, book: Budget, run: str, key: str, count: int, claimed: bool) -> None:
+    def _pay(self, book: Budget, run: str, key: str, count: int, claimed: bool, most: int | None = None) -> None:
         try:
-            book.charge(run, self.event, key, self.terms.what, count, claimed)
+            book.charge(run, self.event, key, self.terms.what, count, claimed, most)
         except BudgetSpent as spent:
             raise Spent(f"{spent}: this client answers no more", lifetime=True) from None
 

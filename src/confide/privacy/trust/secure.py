@@ -1,40 +1,46 @@
 """Secure aggregation over clients: the server learns the noisy sum and no single update (Bonawitz et al. 2017).
 
-Four exchanges in a round, over any `Link`:
+Five exchanges in a round, over any link. A client trusts the server with none of them:
 
-1. keys     every user of the cohort makes two fresh X25519 key pairs and sends the public halves;
-2. shares   each draws a seed of its own, splits it and its masking key into Shamir shares, one for each other user,
-            and sends them encrypted for their owners;
+1. keys     the server says who is in the round and the threshold t; each draws its neighbours (`neighbours`), makes two
+            fresh X25519 key pairs, and signs the public halves with its node key, together with what it was told;
+2. shares   each checks its neighbours' signatures against its own roster (`roster`), draws a seed, splits it and its
+            masking key into Shamir shares among those whom it drew, and sends them encrypted for their owners;
 3. masked   each trains, bounds, adds its share of the noise, rounds to the ring, adds the masks of all pairs and of
-            its own seed, and sends the result;
-4. unmask   each of those who are left gives, for a user whose masked update arrived, the share of its seed, and for
-            one who vanished the share of its masking key; never both.
+            its own seed, and sends the result; it names those whose shares are damaged;
+4. confirm  the server says whose masked updates arrived; each signs that list, if t are in it;
+5. unmask   each sees that a quorum of its neighbours has signed the same list, and gives, for a user whose masked
+            update arrived, the share of its seed, and for one who vanished the share of its masking key; never both.
 
-Threshold. t is more than half of the cohort, and at least the round's minimum. A client helps to unmask only if t
+Threshold. t is more than two thirds of the cohort, and at least the round's minimum. A client helps to unmask only if t
 masked updates have arrived, and each share of the noise is made for t of them (`own_noise`): a sum with less noise than
 the ledger says is never opened, and with fewer answers the round is abandoned. How many answered must not show in the
 noise, or the models would tell the cohort's size: the server brings it up to the same variance in every round.
 
 Arithmetic. `secure_sum`'s ring of 64 bits: sums are exact, and the rounding's sensitivity is within what
-bounding keeps back. Shamir's scheme is pycryptodome's (`shamir`); masks are AES in counter mode.
+bounding keeps back. Masks are AES in counter mode.
 
 Why not Flower's SecAgg+ as it is shipped: its workflow weighs and averages in its own FedAvg loop, clips coordinates to
 a range and rounds them at random to 2^22 levels of 32 bits, after the noise would have been added. Both change the
 sensitivity and the noise by an amount that no line of the ledger knows.
 
-Guarantee and limits. The server is taken to be honest but curious: it does as it should and may look at all it gets.
-One that lies could pretend to be clients (their keys are not certified to each other). It cannot bound again what it
-cannot see: a hostile client can spoil a round, and is only caught if the whole sum is longer than bounds and noise
-allow. Clients know their own noise. Against c of them 2 - c / t of the stated variance remain, since they do not know
-what the server added; against the server with c of them (t - c) / t (`server_view` states both for one client).
+Guarantee and limits. With a roster that the server did not make, a server that lies, replaces keys, says different
+things to different clients or asks for both shares gets no sum of fewer than t updates, as long as less than a third of
+a cohort is hostile (a tenth, where it has more than 64 clients). Without keys it has to be honest, if curious. A share
+of a secret is hashed by who dealt it, so that whoever gives a false one is known (`opening`). Nobody can bound again
+what nobody sees: a hostile client can spoil a round by a long update, and is only caught if the whole sum is longer
+than bounds and noise allow. Clients know their own noise. Against c of them 2 - c / t of the stated variance
+remain, since they do not know what the server added; against the server with c of them (t - c) / t.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from hashlib import sha256
+from random import SystemRandom
 from typing import Any
 
 import numpy as np
@@ -43,20 +49,21 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from torch import Tensor
 
 from confide.errors import UserError
+from confide.privacy.trust.neighbours import neighbourhood, quorum
 from confide.privacy.trust.own_noise import TAIL
-from confide.privacy.trust.secure_sum import Ring, Vector, dequantise, make_ring, mask, prg, sensitivity
-from confide.privacy.trust.shamir import combine_shares, create_shares
+from confide.privacy.trust.roster import UNSIGNED, Roster
+from confide.privacy.trust.secure_sum import Ring, Vector, make_ring, mask, sensitivity
+from confide.privacy.trust.shamir import create_shares
 
-KEYS, SHARES, MASKED, UNMASK = "keys", "shares", "masked", "unmask"
+KEYS, SHARES, MASKED, CONFIRM, UNMASK = "keys", "shares", "masked", "confirm", "unmask"
 _NOISE_ENDS = 13.0  # no noise is longer, in deviations: gaussian.System ends at 12.7
 
 
 def threshold(cohort: int, minimum: int) -> int:
-    """How many of a cohort have to answer: more than half. One user alone answers under noise that is whole."""
-    return max(minimum, cohort // 2 + 1)
+    """How many of a cohort have to answer: more than two thirds. One user alone answers under noise that is whole."""
+    return max(minimum, quorum(cohort))
 
 
 def ring_for(bound: float, weight: float, scale: float, cohort: int, dimension: int, used: float) -> Ring:
@@ -77,67 +84,154 @@ def clamp(ring: Ring, values: Vector) -> Vector:
     return np.clip(values, -most, most).astype(np.int64).astype(ring.dtype)
 
 
+class Distrust(UserError):
+    """What the server says does not fit what this client or its peers know. It leaves the round, not the run."""
+
+
 @dataclass
 class Session:
     """One user's part in one round. All secrets are fresh and live as long as the round."""
 
     user: int
     nonce: str
+    step: int
+    cohort: list[int]
+    """Who is in the round, as the server says."""
+    least: int
+    roster: Roster = UNSIGNED
     masking: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
     sealing: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
-    seed: bytes = b""
-    least: int = 0
+    seed: bytes = field(default_factory=lambda: os.urandom(32))
     peers: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
+    active: set[int] = field(default_factory=set)
+    """The neighbours who dealt shares, towards whom this user masks."""
     held: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
     """Of each user whose shares came: its seed's and its masking key's."""
+    arrived: frozenset[int] | None = None
     opened: bool = False
 
-    def public(self) -> list[bytes]:
-        return [self.masking.public_key().public_bytes_raw(), self.sealing.public_key().public_bytes_raw()]
+    def __post_init__(self) -> None:
+        users, size = self.cohort, len(self.cohort)
+        if any(type(user) is not int or user < 0 for user in users) or len(set(users)) != size:
+            raise Distrust("the server's list of users is none of a round")
+        strangers = [user for user in users if not self.roster.knows(user)]
+        if self.user not in users or strangers:
+            raise Distrust(f"the server's round has users {strangers[:5]} that this client's roster has not")
+        if not 2 * size // 3 < self.least <= size:
+            raise Distrust(f"a threshold of {self.least} for {size} users is not more than two thirds of them")
+        self.context = context(self.nonce, self.step, users, self.least)
+        wanted = neighbourhood(size)
+        self.quorum = quorum(wanted)
+        others = [user for user in users if user != self.user]
+        self.picks = {self.user, *SystemRandom().sample(others, wanted - 1)}
 
-    def deal(self, users: list[int], masking: list[bytes], sealing: list[bytes], least: int) -> list[bytes]:
-        """Draw this user's seed and return shares of its secrets for each of `users`, each sealed for its owner."""
-        if self.peers or self.user not in users or len(set(users)) != len(users):
-            raise UserError("the server's list of users is not one of a round that this client is in")
-        if not len(users) // 2 < least <= len(users):
-            raise UserError(f"a threshold of {least} for {len(users)} users is not more than half of them")
-        self.least, self.seed = least, os.urandom(32)
-        self.peers = {u: (m, s) for u, m, s in zip(users, masking, sealing, strict=True)}
-        seeds, secrets = (
-            create_shares(secret, least, len(users)) if least > 1 else [secret]  # Shamir's scheme needs two users
-            for secret in (self.seed, self.masking.private_bytes_raw())
-        )
-        return [
-            self._cipher(user).encrypt(_direction(self.user, user), seed + secret, None)
-            for user, seed, secret in zip(users, seeds, secrets, strict=True)
-        ]
+    def begin(self) -> dict[str, Any]:
+        """Say this user's public keys, signed, and the neighbours that it drew."""
+        public = [key.public_key().public_bytes_raw() for key in (self.masking, self.sealing)]
+        signature = self.roster.sign(keys_message(self.context, self.user, *public))
+        return {"public": [*public, signature], "picks": sorted(self.picks)}
 
-    def receive(self, users: list[int], sealed: list[bytes]) -> None:
-        if self.held:  # two updates under one mask would differ by something that nothing hides
-            raise UserError("this client has already sent its masked update of this round")
-        for user, box in zip(users, sealed, strict=True):
+    def deal(self, peers: list[list[Any]]) -> dict[str, Any]:
+        """Return shares of this user's secrets for each neighbour, sealed for it, and what they are checked by."""
+        if self.peers:
+            raise Distrust("this client has already dealt its shares of this round")
+        for user, masking, sealing, signature in peers:
+            message = keys_message(self.context, user, masking, sealing)
+            if user not in self.cohort or not self.roster.verify(user, signature, message):
+                raise Distrust(f"the keys of user {user!r:.20} are not signed by it for this round")
+            self.peers[user] = (masking, sealing)
+        holders = sorted(self.picks & (self.peers.keys() | {self.user}))
+        self._enough(holders, "are in the round")
+        secrets = self.seed, self.masking.private_bytes_raw()
+        seeds, keys = (create_shares(secret, self.quorum, (u + 1 for u in holders)) for secret in secrets)
+        hashes = [share_hash(seeds[u + 1]) + share_hash(keys[u + 1]) for u in holders]
+        self.held[self.user] = seeds[self.user + 1], keys[self.user + 1]
+        boxes = [
+            b"" if u == self.user
+            else self._cipher(u).encrypt(_direction(self.user, u), seeds[u + 1] + keys[u + 1], about)
+            for u, about in zip(holders, hashes, strict=True)
+        ]  # fmt: skip
+        return {"holders": holders, "boxes": boxes, "hashes": hashes, "commitment": seed_hash(self.seed)}
+
+    def receive(self, dealt: list[int], boxes: list[list[Any]]) -> list[int]:
+        """Take the shares of those who drew this user; return whose are damaged."""
+        if self.active or not self.peers.keys() >= set(dealt):  # two updates under one mask: nothing hides what differs
+            raise Distrust("this client has sent its masked update of this round, or was told of other peers")
+        self._enough(self.picks & {*dealt, self.user}, "have dealt shares")
+        self.active, damaged = {*dealt, self.user}, []
+        for user, about, box in boxes:
             try:
-                content = self._cipher(user).decrypt(_direction(user, self.user), box, None)
-            except InvalidTag:
-                raise UserError(f"the shares of user {user} are damaged or not meant for user {self.user}") from None
-            self.held[user] = (content[: len(content) // 2], content[len(content) // 2 :])
-        if len(self.held) < self.least or self.user not in self.held:
-            raise UserError(f"shares of {len(self.held)} users came, and {self.least} are needed")
+                content = self._cipher(user).decrypt(_direction(user, self.user), box, about)
+                seed, key = content[: len(content) // 2], content[len(content) // 2 :]
+                if share_hash(seed) + share_hash(key) != about:
+                    raise ValueError("shares that are not what was said of them")
+                self.held[user] = seed, key
+            except (InvalidTag, ValueError):
+                damaged.append(user)
+        return damaged
 
-    def mask(self, ring: Ring, step: int) -> Vector:
-        pairs = {u: agree(self.masking, self.peers[u][0], self.nonce, "mask") for u in self.held if u != self.user}
-        return mask(ring, self.user, pairs, step, self.seed)
+    def mask(self, ring: Ring) -> Vector:
+        pairs = {u: agree(self.masking, self.peers[u][0], self.nonce, "mask") for u in self.active if u != self.user}
+        return mask(ring, self.user, pairs, self.step, self.seed)
 
-    def shares(self, arrived: list[int]) -> list[bytes]:
-        """Give the seed's share of each user who arrived and the key's of each other one, sorted by user; once only."""
-        if self.opened or len(set(arrived)) < self.least or set(arrived) - set(self.held) or self.user not in arrived:
-            raise UserError(f"{len(set(arrived))} masked updates are not enough to open the sum; {self.least} are")
+    def confirm(self, arrived: list[int]) -> bytes:
+        """Sign the list of those whose masked updates arrived; one list only."""
+        found = frozenset(arrived)
+        if self.arrived is not None or not self.active:
+            raise Distrust("this client has signed the list of this round, or has sent nothing in it")
+        if len(found) < self.least or self.user not in found or not found <= set(self.cohort):
+            raise Distrust(f"{len(found)} masked updates are not enough to open the sum; {self.least} are")
+        self._enough(self.picks & self.active & found, "have arrived")
+        self.arrived = found
+        return self.roster.sign(list_message(self.context, found))
+
+    def shares(self, signatures: list[list[Any]]) -> dict[str, Any]:
+        """Give the seed's share of each user who arrived and the key's of each other one; once only."""
+        if self.opened or self.arrived is None:
+            raise Distrust("this client has given its shares of this round, or has signed no list")
+        message, found = list_message(self.context, self.arrived), self.arrived
+        agree_ = {u for u, s in signatures if u in self.picks & found and self.roster.verify(u, s, message)}
+        self._enough(agree_ | {self.user}, "have signed the same list")
         self.opened = True
-        return [self.held[u][0] if u in arrived else self.held[u][1] for u in sorted(self.held)]
+        given = sorted(self.held)
+        return {"of": given, "shares": [self.held[u][0 if u in found else 1] for u in given]}
+
+    def _enough(self, here: Collection[int], what: str) -> None:
+        if len(here) < self.quorum:
+            raise Distrust(
+                f"{len(here)} of this client's {len(self.picks)} neighbours {what}; {self.quorum} are needed"
+            )
 
     def _cipher(self, user: int) -> ChaCha20Poly1305:
         """The cipher that seals shares between this user and another."""
         return ChaCha20Poly1305(agree(self.sealing, self.peers[user][1], self.nonce, "seal"))
+
+
+def context(nonce: str, step: int, cohort: Collection[int], least: int) -> bytes:
+    """Name a round as it was announced: who was told another thing names another round."""
+    return _digest("round", nonce, step, least, *sorted(cohort))
+
+
+def keys_message(context: bytes, user: int, masking: bytes, sealing: bytes) -> bytes:
+    """What a user signs about its keys."""
+    return _digest("keys", context, user, masking, sealing)
+
+
+def list_message(context: bytes, arrived: Collection[int]) -> bytes:
+    """What a user signs about who has arrived."""
+    return _digest("arrived", context, *sorted(arrived))
+
+
+def share_hash(share: bytes) -> bytes:
+    return _digest("share", share)[:16]
+
+
+def seed_hash(seed: bytes) -> bytes:
+    return _digest("seed", seed)
+
+
+def _digest(*parts: object) -> bytes:
+    return sha256(repr(("confide secure sum", *parts)).encode()).digest()
 
 
 def agree(own: X25519PrivateKey, theirs: bytes, nonce: str, purpose: str) -> bytes:
@@ -149,48 +243,6 @@ def agree(own: X25519PrivateKey, theirs: bytes, nonce: str, purpose: str) -> byt
 def _direction(sender: int, receiver: int) -> bytes:
     """A nonce for each direction of a pair: the two use one key."""
     return sender.to_bytes(6, "big") + receiver.to_bytes(6, "big")
-
-
-class Opening:
-    """The server's sum of masked updates, from which it takes the masks off at the end."""
-
-    def __init__(self, ring: Ring, nonce: str, step: int, public: Mapping[int, bytes], least: int) -> None:
-        """`public`: the masking keys of the users whose shares were dealt."""
-        self.ring, self.nonce, self.step, self.public, self.least = ring, nonce, step, public, least
-        self.total = np.zeros(ring.dimension, dtype=ring.dtype)
-        self.arrived: set[int] = set()
-        self.shares: dict[int, list[bytes]] = {user: [] for user in public}
-
-    def take(self, user: int, vector: Any) -> bool:
-        if user in self.arrived or user not in self.public:
-            return False
-        if not isinstance(vector, np.ndarray) or vector.dtype != self.ring.dtype or vector.shape != self.total.shape:
-            return False
-        self.total += vector
-        self.arrived.add(user)
-        return True
-
-    def take_shares(self, shares: Any) -> bool:
-        users = sorted(self.public)
-        if not isinstance(shares, list) or len(shares) != len(users) or not all(isinstance(s, bytes) for s in shares):
-            return False
-        for user, share in zip(users, shares, strict=True):
-            self.shares[user].append(share)
-        return True
-
-    def open(self) -> Tensor:
-        """The sum of the noisy updates, in double precision. Raises ValueError if shares do not fit."""
-        total = self.total.copy()
-        for user in sorted(self.public):
-            shares = self.shares[user][: self.least]
-            secret = combine_shares(shares) if self.least > 1 else shares[0]
-            if user in self.arrived:
-                total -= prg(self.ring, secret, self.step)
-            else:
-                key = X25519PrivateKey.from_private_bytes(secret)
-                pairs = {u: agree(key, self.public[u], self.nonce, "mask") for u in self.arrived}
-                total += mask(self.ring, user, pairs, self.step)
-        return dequantise(self.ring, total)
 
 
 def longest(ring: Ring, bound: float, weight: float, scale: float, arrived: int) -> float:

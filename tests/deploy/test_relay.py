@@ -1,0 +1,139 @@
+"""A relay adds up what its clients send: the model of a tree is the model of no tree, byte for byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from confide.deploy import keys
+from confide.deploy.client import TrainingClient
+from confide.deploy.deployment import remote_engine
+from confide.deploy.link import NodeId
+from confide.deploy.parcels import Parcel
+from confide.deploy.relay import Relay
+from confide.deploy.remote import SUM, TRAIN, Remote, Terms
+from confide.deploy.rounds import HELD
+from confide.engines.engine import Abandoned
+from confide.errors import UserError
+from confide.federated.task import Task
+from confide.privacy.plan import Plan
+from confide.recipe import Recipe, load
+from support.rehearsal import Local, engine, lenient, loop_over, run_over
+
+ADAPTIVE = ["bounding.adaptive={quantile: 0.4}"]
+UNEVEN = ["users={weights: examples, public: true}", "sampling={kind: fixed, cohort: 5}", "privacy.accountant=rdp"]
+
+
+def tree(relays: int, place: Path, direct: int = 0, **options: Any) -> Callable[[Recipe, Task, Plan], Remote]:
+    """A server over relays with four clients each, and over a few clients of its own."""
+
+    def make(recipe: Recipe, task: Task, plan: Plan) -> Remote:
+        everybody = list(range(direct, len(plan.weights)))
+        members: dict[Any, Any] = {}
+        shares: dict[Any, list[int]] = {}
+        for number in range(relays):
+            own = everybody[number::relays]
+            below: dict[NodeId, list[int]] = {f"c{user}": [user] for user in own}
+            link = Local({name: client(recipe, task, users, place / str(name)) for name, users in below.items()})
+            members[f"relay-{number}"] = Relay(
+                recipe, task, link, below, Terms(deadline=30), len(own), lambda text: None
+            )
+            shares[f"relay-{number}"] = own
+        for user in range(direct):
+            members[f"c{user}"] = client(recipe, task, [user], place / f"c{user}")
+            shares[f"c{user}"] = [user]
+        return remote_engine(recipe, task, plan, Local(members), shares, Terms(deadline=60, **options))
+
+    return make
+
+
+def client(recipe: Recipe, task: Task, users: list[int], place: Path) -> TrainingClient:
+    return TrainingClient(recipe, task, users, lenient(place), lambda text: None)
+
+
+@pytest.mark.parametrize("changed", [[], ADAPTIVE, UNEVEN, ["bounding.rule=per_layer_normalise"]])
+def test_a_tree_of_two_levels_gives_the_model_of_none_byte_for_byte(
+    changed: list[str], tiny: str, tmp_path: Path
+) -> None:
+    recipe = load(tiny, ["run.steps=12", *changed])
+    flat, expected = run_over(recipe, engine(12))
+    for relays, direct in ((3, 0), (2, 4)):
+        loop, state = run_over(recipe, tree(relays, tmp_path / str(relays), direct))
+        assert torch.equal(state.parameters, expected.parameters)
+        assert loop.ledger.entries == flat.ledger.entries
+
+
+def test_a_client_of_a_relay_that_is_away_is_missing_and_nothing_else(tiny: str, tmp_path: Path) -> None:
+    recipe = load(tiny, ["sampling={kind: fixed, cohort: 12}", "privacy.accountant=rdp"])
+    loop = loop_over(recipe, tree(3, tmp_path))
+    members = loop.engine.link.members  # type: ignore[attr-defined]
+    members["relay-1"].link.fate = lambda kind, node, parcel: "gone" if kind == TRAIN and node == "c4" else ""
+    assert loop.engine.train(loop.start().parameters, np.arange(12), 0, loop.total).users == 11
+
+
+def test_a_relay_bounds_again_what_its_clients_send(tiny: str, tmp_path: Path) -> None:
+    recipe = load(tiny, ["sampling={kind: fixed, cohort: 12}", "privacy.accountant=rdp"])
+    loop = loop_over(recipe, tree(3, tmp_path))
+    relay = loop.engine.link.members["relay-0"]  # type: ignore[attr-defined]
+    member, said = relay.link.members["c3"], list[str]()
+    relay.say = said.append
+    inner = member.answer
+
+    def long(kind: str, parcel: Parcel) -> Parcel:
+        answer = inner(kind, parcel)
+        if kind == TRAIN:
+            answer.arrays["update"][:] = 1e6
+        return answer  # type: ignore[no-any-return]
+
+    member.answer = long
+    tally = loop.engine.train(loop.start().parameters, np.arange(12), 0, loop.total)
+    assert tally.users == 12
+    assert float(loop.total.norm()) <= 1 + 1e-6, "C, with weights that add up to 1"
+    relay.below.say = said.append
+    loop.engine.train(loop.start().parameters, np.arange(12), 1, loop.total)
+    assert any(HELD in text for text in said)
+
+
+WRONG: dict[str, Callable[[Parcel], Parcel]] = {
+    "too long": lambda p: Parcel(p.facts, {"sum": p.arrays["sum"] * 0 + (1 << 60)}),
+    "another type": lambda p: Parcel(p.facts, {"sum": p.arrays["sum"].astype(np.float64)}),
+    "no sum": lambda p: Parcel(p.facts, {}),
+    "users of others": lambda p: Parcel({**p.facts, "users": [0, 1, 2]}, p.arrays),
+    "users twice": lambda p: Parcel({**p.facts, "users": [0, 0]}, p.arrays),
+    "another round": lambda p: Parcel({**p.facts, "nonce": "x"}, p.arrays),
+    "endless figures": lambda p: Parcel({**p.facts, "tally": {**p.facts["tally"], "loss": float("inf")}}, p.arrays),
+    "too many users": lambda p: Parcel({**p.facts, "tally": {**p.facts["tally"], "users": 999}}, p.arrays),
+    "unknown figures": lambda p: Parcel({**p.facts, "tally": {**p.facts["tally"], "more": 1}}, p.arrays),
+    "nested users": lambda p: Parcel({**p.facts, "users": [[0]]}, p.arrays),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_no_relay_could_have_added_up_changes_nothing(kind: str, tiny: str, tmp_path: Path) -> None:
+    recipe = load(tiny, ["sampling={kind: fixed, cohort: 12}", "privacy.accountant=rdp"])
+    loop = loop_over(recipe, tree(3, tmp_path, minimum=0.9, tries=1))
+    relay = loop.engine.link.members["relay-0"]  # type: ignore[attr-defined]
+    inner = relay.answer
+    relay.answer = lambda asked, parcel: WRONG[kind](inner(asked, parcel)) if asked == SUM else inner(asked, parcel)
+    with pytest.raises(Abandoned, match="8 of 12 users answered"):
+        loop.step(loop.start())
+
+
+@pytest.mark.parametrize("trust", ["local", "distributed"])
+def test_a_relay_is_for_central_trust_alone(trust: str, tiny: str, tmp_path: Path) -> None:
+    recipe = load(tiny, [f"privacy.trust={trust}"])
+    with pytest.raises(UserError, match="only central trust allows"):
+        loop_over(recipe, tree(3, tmp_path))
+
+
+def test_a_relays_keys_are_for_a_part_of_the_users(tmp_path: Path) -> None:
+    made = keys.make(tmp_path / "keys", 2, ["127.0.0.1"], users=4, first=5)
+    assert [node.users for node in made.nodes] == [(5, 7), (6, 8)]
+    assert keys.read(tmp_path / "keys", part=True) == made
+    with pytest.raises(UserError, match="users must be 0, 1, 2"):
+        keys.read(tmp_path / "keys")
