@@ -389,7 +389,7 @@ def test_a_recipe_that_is_written_and_read_again_is_the_same_run(
                 "split": "weighted" if layers else "uniform",
                 "layer_weights": layers,
             },
-            "privacy": {"mechanism": "gaussian", "noise_scale": bound, "delta": delta},
+            "privacy": {"mechanism": "gaussian", "noise_scale": bound, "delta": delta, "large_delta": True},
             "central": {"kind": "adam", "learning_rate": bound, "betas": betas},
             "run": {"steps": 5, "seed": seed},
         }

@@ -31,7 +31,7 @@ DIGESTS = {
     "speech/an4/central": "1d101a28b3d0fad1",
     "speech/an4/federated": "4596c52a4dc69be4",
     "speech/an4/head": "fbcf39c9a6aacc7e",
-    "speech/an4/pretrained": "61410cd782296b0a",
+    "speech/an4/pretrained": "f1573d3783fa1e07",
     "speech/an4/seed": "08747c679a699408",
     "speech/digits/federated": "293ea9496ea6e0ca",
     "speech/digits/pretrained": "be596d8f8214bec5",
@@ -66,6 +66,7 @@ DIGESTS = {
     "speech/voices/private": "c82892a589eb0cf1",
     "speech/voices/seed": "b2bff7c5fe4ac6a0",
     "speech/words/seed": "aba9ec0783822f94",
+    "speech/words/plain": "3028369c18eb0d4d",
     "speech/words/private": "809265cebf218d3c",
 }
 

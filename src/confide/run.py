@@ -7,6 +7,7 @@ from a recipe, and `confide.runs` sees it through and writes down what it gives.
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass, field
 
@@ -147,8 +148,6 @@ class Loop:
 
     @property
     def epsilon_so_far(self) -> float:
-        """Epsilon for the progress display; that of a whole run of correlated noise, once it has begun."""
-        whole, delta = self.plan.event.whole_run, self.plan.delta
-        if whole and delta is not None:
-            return epsilon(self.ledger.charged(), delta, self.plan.accountant)
-        return self.plan.epsilon_so_far(self.charges)
+        """Epsilon of the ledger as it is now, which is what `confide ledger` says of it."""
+        delta = self.plan.delta
+        return math.inf if delta is None else epsilon(self.ledger.charged(), delta, self.plan.accountant)

@@ -173,7 +173,6 @@ def test_a_whole_run_of_correlated_noise_is_one_gaussian() -> None:
     once = epsilon([Event("everyone", 1.0, 1, 1, 2.0, 1.0)], 1e-5, "pld")
     assert plan.charges(40) == 1
     assert plan.epsilon(plan.charges(40)) == pytest.approx(once, rel=1e-9)
-    assert plan.epsilon_so_far(1) == plan.epsilon(1)
     assert "public schedule" in plan.event.adjacency
 
 

@@ -186,9 +186,9 @@ def test_the_event_has_no_noise_in_it_and_epsilon_is_infinite() -> None:
     plan = plan_of()
     assert plan.event.noise_multiplier == plan.mechanism.event_at(0, 3.0).noise_multiplier == 0
     assert not plan.event.private
-    assert plan.epsilon(1) == plan.epsilon_so_far(1) == math.inf
+    assert plan.epsilon(1) == math.inf
     with_delta = replace(plan, delta=1e-5)
-    assert with_delta.epsilon(1) == with_delta.epsilon_so_far(1) == math.inf
+    assert with_delta.epsilon(1) == math.inf
 
 
 def test_a_run_says_everywhere_that_there_is_no_guarantee(tmp_path: Path, command: Command, no_figures: None) -> None:

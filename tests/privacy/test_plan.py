@@ -121,9 +121,8 @@ def test_the_three_scales_are_one_multiplier_for_general_weights(weights: Weight
 @pytest.mark.parametrize(("s", "cohort", "z"), [(1e-4, 1024, 0.1024), (3e-5, 10_240, 0.3072), (3e-6, 204_800, 0.6144)])
 def test_the_papers_scale_gives_the_papers_multiplier(s: float, cohort: int, z: float) -> None:
     """PFL-ASR Tables 1 and 17 give both."""
-    assert plan_of(uniform(2 * cohort), cohort, noise_scale=s, placement="average").event.noise_multiplier == (
-        pytest.approx(z, rel=1e-9)
-    )
+    plan = plan_of(uniform(2 * cohort), cohort, noise_scale=s, placement="average", delta=1e-9)
+    assert plan.event.noise_multiplier == pytest.approx(z, rel=1e-9)
 
 
 @CALM
@@ -383,19 +382,12 @@ def test_a_plan_calibrated_to_a_target_stays_within_it() -> None:
     assert plan.epsilon(51) > 3.0
 
 
-@settings(CALM, max_examples=30)
-@given(steps=st.integers(1, 3000), data=st.data())
-def test_the_displayed_epsilon_is_rounded_up_and_exact_at_the_end(steps: int, data: st.DataObject) -> None:
+@pytest.mark.parametrize("steps", [1, 9, 10, 11, 2003])
+def test_epsilon_is_computed_at_few_steps_and_at_the_last(steps: int) -> None:
     plan = plan_of(uniform(10), 10, noise_multiplier=10.0, steps=steps)
-    done = data.draw(st.integers(1, steps))
-    assert plan.epsilon(done) <= plan.epsilon_so_far(done) <= plan.epsilon(steps)
-    assert plan.epsilon_so_far(steps) == plan.epsilon(steps)
-    assert plan.epsilon_so_far(steps + 7) == plan.epsilon(steps + 7), "more attempts than steps are counted"
-
-
-def test_the_displayed_epsilon_needs_few_computations() -> None:
-    plan = plan_of(uniform(10), 10, noise_multiplier=10.0, steps=2003)
-    assert len({plan.epsilon_so_far(step) for step in range(1, 2004)}) <= CURVE_POINTS
+    computed = [step for step in range(1, steps + 1) if plan.accounted(step)]
+    assert computed[-1] == steps
+    assert len(computed) <= CURVE_POINTS + 1
 
 
 # What is refused

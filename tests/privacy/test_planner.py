@@ -188,7 +188,7 @@ def test_epsilon_stays_monotone_where_the_grid_of_pld_changes() -> None:
         (lambda: planner.population(1, Noise(1e-5), 10, 500, 1e-9), "no bound with so little noise"),
         (lambda: planner.cohort(0.01, Noise(0.5), 100, 5, 1e-5), "at least one user.*more noise"),
         (lambda: planner.cohort(0.01, Noise(per_user=1e-3), 100, 5, 1e-5), "all 100 users take part already"),
-        (lambda: planner.population(1, Noise(0.2), 10_000, 500, 1e-9), "end at 10,000,000,000 users.*smaller cohort"),
+        (lambda: planner.population(1, Noise(0.2), 10_000, 500, 1e-12), "end at 10,000,000,000 users.*smaller cohort"),
         (lambda: planner.rounds(0.1, Noise(0.5), 50, 100, 1e-5), "at least one round.*larger population"),
         (lambda: planner.rounds(50, Noise(500), 5, 10_000, 1e-5), "not used up after 100,000 rounds"),
     ],
@@ -270,6 +270,16 @@ def test_text_names_accountants_adjacency_and_sampler_and_warns_on_standard_erro
     result = CliRunner().invoke(app, [*words, "--delta", "1e-5"])
     assert all(word in result.stdout for word in ("PLD", "RDP", "add-or-remove one user", "poisson"))
     assert ("above 0.5" in result.stderr, "above 0.5" in result.stdout) == (True, False)
+
+
+def test_no_population_is_offered_in_which_delta_alone_hides_a_user() -> None:
+    """With next to no noise a user is safe only where it is hardly ever drawn: in S T / delta users."""
+    with pytest.raises(UserError, match=r"more than 1,000,000 users delta would be above 1 / population"):
+        planner.population(1.0, Noise(0.05), 100, 50, 1e-6)
+    words = ["extrapolate", "--target-epsilon", 1, "--noise-multiplier", 0.05, "--cohort", 100, "--population", 1000]
+    words += ["--rounds", 50, "--delta", 1e-6, "--cohort-factors", 1, "--population-factors", 1, "--json"]
+    (row,) = json.loads(run(*words))["rows"]
+    assert row["least_population"] is None
 
 
 def test_extrapolate_scales_a_run_of_ones_own() -> None:

@@ -27,6 +27,7 @@ from confide.privacy.mechanisms import Asked, Mechanism, Occasion, Privacy, Sett
 from confide.privacy.sampling import Kind, Sampling, draw_cohort, sampler_of
 
 CURVE_POINTS = 10
+"""How often a run computes what it has spent so far."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +101,9 @@ class Plan:
     def charges(self, steps: int) -> int:
         return min(steps, 1) if self.event.whole_run else steps
 
-    def epsilon_so_far(self, charges: int) -> float:
-        """Epsilon for the progress display: rounded up to one of a few points of the run, exact at its end."""
-        all_charges = self.charges(self.steps)
-        stride = -(-all_charges // CURVE_POINTS)
-        return self.epsilon(max(charges, min(all_charges, -(-charges // stride) * stride)))
+    def accounted(self, step: int) -> bool:
+        """Whether epsilon is computed after this step, counted from 1: that takes longer than many a step does."""
+        return step == self.steps or step % -(-self.steps // CURVE_POINTS) == 0
 
 
 @dataclass

@@ -192,10 +192,17 @@ def cohort(
 def population(
     target: float, noise: Noise, cohort: int, rounds: int, delta: float, accountant: Accountant = "pld"
 ) -> Answer:
-    """The smallest population from which such a cohort stays within the target."""
+    """The smallest population from which such a cohort stays within the target.
+
+    None above 1 / delta: there a user is drawn so rarely that delta alone hides whether it was, and the noise nothing.
+    """
     point = Point(noise.at(cohort), cohort, cohort, rounds, delta)
-    most = max(cohort, MOST_POPULATION)
-    stop, help_ = f"populations end at {most:,} users", "more noise, a smaller cohort or fewer rounds"
+    most = max(cohort, min(MOST_POPULATION, math.floor(1 / delta)))
+    if most == MOST_POPULATION:
+        stop, help_ = f"populations end at {most:,} users", "more noise, a smaller cohort or fewer rounds"
+    else:
+        stop = f"with more than {most:,} users delta would be above 1 / population and hide them by itself"
+        help_ = "more noise, a smaller cohort, fewer rounds or a lower delta"
     values = _Range(cohort, most, 100 * cohort, False, stop, help_)
     found = _search(lambda size: replace(point, population=int(size)), target, accountant, values)
     return _answer("population", found, accountant, target)

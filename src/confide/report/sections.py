@@ -23,6 +23,12 @@ PARTS = {
 }  # fmt: skip
 
 
+def _known(records: list[Record], name: str) -> tuple[list[float], list[float | None]]:
+    """Steps and values where a record has one."""
+    known = [(float(r["step"]), r[name]) for r in records if name in r]
+    return [step for step, _ in known], [value for _, value in known]
+
+
 def curves(records: list[Record], recipe: Recipe, metric: str) -> list[str]:
     """How the run went, step by step."""
     steps = [float(r["step"]) for r in records]
@@ -56,8 +62,8 @@ def curves(records: list[Record], recipe: Recipe, metric: str) -> list[str]:
               [of("share_bounded", "share")], from_zero=True),
         Chart("signal-to-noise ratio", "Norm of the aggregated updates divided by the norm of the noise on them.",
               [of("snr", "snr")], from_zero=True),
-        Chart("privacy spent", "Epsilon so far, rounded up between a few points of the run.",
-              [of("epsilon", "epsilon")], from_zero=True),
+        Chart("privacy spent", "Epsilon of the ledger so far, at a few points of the run.",
+              [Line("epsilon", *_known(records, "epsilon"))], from_zero=True),
         Chart("users in the cohort", f"How many users took part in each step ({rate}): {size}.",
               [Line("users", steps, list(cohorts))], from_zero=True),
     ]  # fmt: skip

@@ -35,7 +35,7 @@ from confide.federated.items import Items
 from confide.federated.start import ENCODER
 from confide.federated.state import State
 from confide.federated.task import Task
-from confide.files import SECRET, check_plain, write_atomically
+from confide.files import check_plain, write_atomically
 from confide.privacy import ledger
 from confide.privacy.budget import Budget, BudgetSpent
 from confide.privacy.ledger import Ledger
@@ -48,6 +48,7 @@ from confide.runs.fingerprint import describe_environment
 from confide.runs.paying import check_budget, paying
 from confide.runs.recording import LAYERS, METRICS, TIMES, Recording
 from confide.runs.records import Recorded, evaluate, finite, json_safe, mean_of_recent
+from confide.runs.starting import DEPLOYED, make_folder, undone_if_it_fails
 from confide.runs.stated import SUMMARY, check_ledger, check_tail, spent, stated, summary_if_finished, summary_of
 from confide.settings import read_yaml
 
@@ -55,7 +56,7 @@ __all__ = ["LAYERS", "METRICS", "SUMMARY", "TIMES", "check_ledger", "finite", "s
 _CHANGED = "{} was changed after the run began; nothing was done. Put it back, or start another run"
 _INPUTS = (fingerprint.KEY, "inputs_keyed")
 _SPENT = ("epsilon", "delta", "accountant", "adjacency", "noise_source", "for_release", "releases")
-RECIPE, MODEL, DEPLOYED = "recipe.yaml", "model.safetensors", "deployed"
+RECIPE, MODEL = "recipe.yaml", "model.safetensors"
 
 
 WritePage = Callable[[Path, Recipe, dict[str, Any]], object]
@@ -102,6 +103,7 @@ def train(
     """
     if (folder / RECIPE).exists():
         held = held_recipe(folder)
+        _check_unedited(folder, held)
         if held.digest != wanted.digest:
             raise UserError(
                 f"{folder} already holds another run (recipe {held.digest}, not {wanted.digest}); nothing was "
@@ -112,19 +114,31 @@ def train(
         if not (folder / SUMMARY).exists():
             _check_deployed(folder, deployed)
             raise UserError(f"{folder} holds this run, unfinished; go on with `confide resume {folder}`")
+        print(f"{folder} holds this run, finished; nothing was trained", file=sys.stderr, flush=True)
         return summary_of(folder)
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file; choose another --out folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    ours = (".lock", SECRET, DEPLOYED)
-    strangers = [p.name for p in folder.iterdir() if p.name not in ours and p.suffix != ".tmp"]
-    if strangers:
-        raise UserError(f"{folder} is not empty and holds no run ({strangers[0]}, ...); choose another --out folder")
+    new = make_folder(folder)
     with _hold_lock(folder):
         if deployed is not None:
             (folder / DEPLOYED).touch()
-        loop = _loop(folder, wanted, workers, here, deployed)
-        return _finish_run(folder, loop, None, quiet, page)
+            loop, state = _begin(folder, wanted, workers, here, deployed)  # clients may know of it already
+        else:
+            with undone_if_it_fails(folder, new):
+                loop, state = _begin(folder, wanted, workers, here, deployed)
+        return _finish_run(folder, loop, state, quiet, page)
+
+
+def _begin(
+    folder: Path, wanted: Recipe, workers: int, here: Place | None, deployed: Deployed | None,
+    saved: State | None = None,
+) -> tuple[Loop, State]:  # fmt: skip
+    """Make the loop and the state to go on from; nothing is released yet."""
+    loop = _loop(folder, wanted, workers, here, deployed)
+    try:
+        check_budget(loop)
+        return loop, saved or loop.start()
+    except BaseException:
+        loop.engine.close()
+        raise
 
 
 def _loop(folder: Path, wanted: Recipe, workers: int, here: Place | None, deployed: Deployed | None) -> Loop:
@@ -156,6 +170,8 @@ def resume(
         True
     """
     if (folder / SUMMARY).exists() and (folder / RECIPE).exists():
+        _check_unedited(folder, held_recipe(folder))
+        print(f"{folder} has finished; nothing was trained", file=sys.stderr, flush=True)
         return summary_of(folder)
     wanted = held_recipe(folder, to_go_on=True)
     _check_deployed(folder, deployed)
@@ -163,8 +179,18 @@ def resume(
         saved = checkpoint.load(folder) if (folder / checkpoint.FILE).exists() else None
         if saved is not None:
             _check_saved(folder, saved, wanted)
-        loop = _loop(folder, wanted, workers, here, deployed)
-        return _finish_run(folder, loop, saved.state if saved else None, quiet, page)
+        loop, state = _begin(folder, wanted, workers, here, deployed, saved.state if saved else None)
+        return _finish_run(folder, loop, state, quiet, page)
+
+
+def _check_unedited(folder: Path, held: Recipe) -> None:
+    """Refuse the recipe of a finished run that is not the one its model was made with."""
+    summary = summary_if_finished(folder)
+    if summary is not None and summary.get("recipe") not in (None, held.digest):
+        raise UserError(
+            f"{folder / RECIPE} was changed after the run finished (recipe {held.digest}, not {summary['recipe']}); "
+            "its model is that of the recipe before. Put it back, or train the changed one into another --out folder"
+        )
 
 
 def _check_deployed(folder: Path, deployed: Deployed | None) -> None:
@@ -253,10 +279,8 @@ def _open_ledger(folder: Path, wanted: Recipe, header: dict[str, Any]) -> Ledger
     return book
 
 
-def _finish_run(folder: Path, loop: Loop, saved: State | None, quiet: bool, page: WritePage | None) -> dict[str, Any]:
+def _finish_run(folder: Path, loop: Loop, state: State, quiet: bool, page: WritePage | None) -> dict[str, Any]:
     try:
-        check_budget(loop)
-        state = saved or loop.start()
         _make_steps(folder, loop, state, quiet)
         return _finish(folder, loop, state, page)
     except LostRank as lost:
@@ -281,7 +305,7 @@ def _make_steps(folder: Path, loop: Loop, state: State, quiet: bool) -> None:
         Reporter(loop.task.name, steps, state.step, quiet) as reporter,
         stop_on_signal() as stop,
     ):
-        note = ""
+        note = privacy = ""
         while state.step < steps:
             try:
                 record = recorded.step(state)
@@ -292,7 +316,10 @@ def _make_steps(folder: Path, loop: Loop, state: State, quiet: bool) -> None:
                 files.sync()
                 _save(folder, loop, state)
                 raise
-            record["epsilon"] = finite(loop.epsilon_so_far)
+            if loop.plan.accounted(state.step) or stop.asked:
+                record["epsilon"] = finite(loop.epsilon_so_far)
+                when = "" if record["epsilon"] is None or state.step == steps else f" after step {state.step}"
+                privacy = kind.progress(record["epsilon"]) + when
             seconds = dict(recorded.seconds)
             if loop.recipe.is_evaluated(state.step):
                 began = time.perf_counter()
@@ -300,7 +327,7 @@ def _make_steps(folder: Path, loop: Loop, state: State, quiet: bool) -> None:
                 seconds["evaluate"] = time.perf_counter() - began
                 note = f"{loop.task.metric} {record['evaluation'][loop.task.metric]:.4g}"
             files.write(record, seconds)
-            reporter.advance(f"{note} {kind.progress(record['epsilon'])}".strip())
+            reporter.advance(f"{note} {privacy}".strip())
             if state.step % every == 0 or stop.asked:
                 files.sync()
                 _save(folder, loop, state)

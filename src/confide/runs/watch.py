@@ -10,6 +10,7 @@ import fcntl
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,11 +75,19 @@ class Watched:
         name = next(iter(scored[0]))
         return name, [e[name] for e in scored if e.get(name) is not None]
 
+    @property
+    def epsilon(self) -> float | None:
+        """What the ledger had spent when that was last computed."""
+        return next((r["epsilon"] for r in reversed(self.records) if "epsilon" in r), None)
+
     def to_json(self) -> dict[str, Any]:
         name, values = self.metric()
         last = self.records[-1] if self.records else {}
-        value, epsilon = values[-1] if values else None, last.get("epsilon")
+        value, epsilon = values[-1] if values else None, self.epsilon
         state = self.state
+        if state == "stopped" and epsilon is not None:  # perhaps in the middle of a step, which is paid for
+            with suppress(UserError):  # a list of runs shows what it can; `confide ledger` says what is wrong
+                epsilon = runs.check_ledger(self.folder)["epsilon"]
         if state == "finished":  # the final model need not be the last iterate
             summary = runs.summary_of(self.folder)
             name = summary.get("metric", name)

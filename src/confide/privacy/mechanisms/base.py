@@ -49,7 +49,7 @@ class CommonSettings(Section):
     )
     noise_scale: Positive | None = Field(None, description="PFL-ASR's sigma at `placement`, in units of the bound C")
     placement: Literal["sum", "average", "client"] = Field("sum", description="where the noise is added")
-    delta: Probability | None = Field(None, description="delta of the guarantee; at most 1 / population is wise")
+    delta: Probability | None = Field(None, description="delta of the guarantee; at most 1 / population")
     accountant: Accountant = Field("pld", description="pld: tighter; rdp: moments accountant")
     source: Literal["seeded", "system"] = Field(
         "seeded",
@@ -57,6 +57,10 @@ class CommonSettings(Section):
         "release, never drawn again",
     )
     # Left out of a dump where they are not used, so that recipes from before they were there keep their digest.
+    large_delta: bool = Field(
+        False, exclude_if=lambda value: not value,
+        description="whether delta may be above 1 / population, where publishing a random user's data is within it",
+    )  # fmt: skip
     metrics: NoisyMetrics | None = Field(
         None, exclude_if=lambda value: value is None,
         description="figures about the cohort that every step also releases, with noise, under the same budget",
@@ -225,6 +229,7 @@ class Mechanism:
             problems.append(f"privacy: give exactly one of {options} and noise_scale (given: {names})")
         if cls.guaranteed and privacy.delta is None:
             problems.append("privacy.delta: required with noise, between 0 and 1, for example 1e-5")
+        problems += cls._delta_refusals(asked)
         if not asked.bounded:
             problems.append(
                 "bounding.rule=none: noise protects nobody unless every update is bounded; choose clip or normalise"
@@ -236,6 +241,17 @@ class Mechanism:
                 "examples each user has"
             )
         return problems
+
+    @classmethod
+    def _delta_refusals(cls, asked: Asked) -> list[str]:
+        """Refuse a delta under which all data of one random user may be published, unless it is asked for."""
+        delta, users = asked.privacy.delta, asked.population
+        if not cls.guaranteed or delta is None or users is None or asked.privacy.large_delta or delta * users <= 1:
+            return []
+        return [
+            f"privacy.delta={delta:g} is above 1 / population = {1 / users:.3g} ({users:,} users): publishing all data "
+            "of one random user would be within it; lower it, or ask for it with privacy.large_delta=true"
+        ]
 
     @classmethod
     def sampler_refusals(cls, asked: Asked) -> list[str]:

@@ -1,0 +1,98 @@
+"""A start that fails or is stopped leaves nothing behind, and a run that has finished says so."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from confide.errors import UserError
+from confide.run import Loop
+from confide.runs import folder
+
+Command = Callable[..., tuple[int, str, str]]
+pytestmark = pytest.mark.usefixtures("no_figures")
+
+
+def test_a_start_that_fails_late_does_not_block_its_folder(
+    tiny: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recipe and the ledger's first line are on disk by then, and another recipe would find another run."""
+    out = tmp_path / "run"
+
+    def broken(loop: Loop) -> Any:
+        assert (out / folder.RECIPE).exists()
+        raise UserError("the starting model cannot be read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "start", broken)
+        code, _, err = command("train", tiny, "--out", out)
+    assert (code, err.strip()) == (2, "the starting model cannot be read")
+    assert not out.exists()
+    assert command("train", tiny, "--out", out, "--set", "run.seed=1")[0] == 0
+
+
+def test_a_failed_start_leaves_a_folder_that_was_there(
+    tiny: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "start", lambda loop: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            command("train", tiny, "--out", out)
+    assert [path.name for path in out.iterdir()] == [".lock"]
+    assert command("train", tiny, "--out", out)[0] == 0
+
+
+def test_ctrl_c_while_starting_says_that_nothing_was_begun(
+    tiny: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, start = tmp_path / "run", Loop.start
+
+    def interrupted(loop: Loop) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(10)  # until it arrives: the signal may reach another thread first
+        return start(loop)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "start", interrupted)
+        code, _, err = command("train", tiny, "--out", out)
+    assert code == 130
+    assert "stopped before the first step; nothing was begun" in err
+    assert "resume" not in err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("place", ["/proc/nowhere/run", "/dev/null/run"])
+def test_a_folder_that_cannot_be_written_is_one_sentence(place: str, tiny: str, command: Command) -> None:
+    code, printed, err = command("train", tiny, "--out", place)
+    assert (code, printed, len(err.splitlines())) == (2, "", 1)
+    assert f"--out {place} cannot be written" in err
+    assert "choose another folder" in err
+
+
+def test_training_a_finished_run_again_says_that_it_has_finished(tiny: str, tmp_path: Path, command: Command) -> None:
+    out = tmp_path / "run"
+    code, first, err = command("train", tiny, "--out", out, "--json")
+    assert (code, "finished" in err) == (0, False)
+    for words in (["train", tiny, "--out", out], ["resume", out]):
+        code, again, err = command(*words, "--json")
+        assert (code, again) == (0, first)
+        assert "finished; nothing was trained" in err
+
+
+def test_an_edited_recipe_of_a_finished_run_is_noticed(tiny: str, tmp_path: Path, command: Command) -> None:
+    out = tmp_path / "run"
+    assert command("train", tiny, "--out", out)[0] == 0
+    path = out / folder.RECIPE
+    path.write_text(path.read_text().replace("learning_rate: 0.1", "learning_rate: 0.2"))
+    for words in (["train", tiny, "--out", out], ["resume", out]):
+        code, _, err = command(*words)
+        assert code == 2
+        assert f"{path} was changed after the run finished" in err
