@@ -153,7 +153,9 @@ def forward(
     randomness: torch.Generator | None,
     shifts: Tensor | None = None,  # (batch,) seconds
 ) -> tuple[Tensor, Tensor]:
-    """Float32 logits (batch, frames // stride, tokens) and how many of each utterance's frames are valid.
+    """Logits (batch, frames // stride, tokens) and how many of each utterance's frames are valid.
+
+    They are in float32, or in float64 where the parameters are, which tests of exact equalities need.
 
     `randomness` is for training: dropout, layer drop and shifted positions. Without it the answer is deterministic.
     `shifts` are given where utterances of several users come together, each with the shift that its user has drawn.
@@ -161,7 +163,8 @@ def forward(
     valid lengths of 0, so that its loss has a gradient (of zero).
     """
     dropout = 0.0 if randomness is None else settings.dropout
-    dtype = torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32
+    exact = torch.promote_types(torch.float32, parameters["head.bias"].dtype)
+    dtype = torch.bfloat16 if settings.dtype == "bfloat16" else exact
     out_lengths = lengths // settings.stride
 
     x = _strided_frames(settings, parameters, features, lengths, dtype)  # (batch, frames, width)
@@ -193,7 +196,7 @@ def forward(
     if settings.norm == "pre":
         x = _layer_norm(parameters, "norm", x)
     logits = linear(parameters, x, "head.weight", "head.bias")
-    return logits.float().view(batch, frames, settings.tokens), out_lengths
+    return logits.to(exact).view(batch, frames, settings.tokens), out_lengths
 
 
 def ctc_loss(logits: Tensor, out_lengths: Tensor, targets: Tensor, target_lengths: Tensor) -> Tensor:
