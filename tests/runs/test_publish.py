@@ -24,6 +24,7 @@ from confide.privacy.ledger import Ledger
 from confide.recipe import parse
 from confide.runs import checkpoint, folder, publish
 from confide.runs.card import Words
+from confide.runs.notes import read_notes
 from confide.runs.recording import LAYERS, METRICS, RELEASED, TIMES
 from confide.runs.shared_recipe import for_others
 
@@ -141,7 +142,12 @@ def test_the_model_is_the_runs_and_its_header_states_the_guarantee(run: Path, tm
         about = file.metadata()
     spent = folder.check_ledger(run)
     assert json.loads(about["epsilon"]) == spent["epsilon"]
-    assert set(about) == {"format", "epsilon", "delta", "accountant", "adjacency", "releases", "unit"}
+    assert set(about) == {
+        "format", "task", "architecture", "epsilon", "delta", "accountant", "adjacency", "releases", "unit",
+        "for_release", "recipe",
+    }  # fmt: skip
+    assert (about["for_release"], about["task"]) == ("true", "convex/logistic")
+    assert about == read_notes(run / folder.MODEL)  # the run's own file says the same
 
 
 def test_the_ledgers_copy_says_that_it_is_one_and_states_the_same(run: Path, tmp_path: Path) -> None:

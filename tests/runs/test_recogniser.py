@@ -14,8 +14,11 @@ import numpy as np
 import pytest
 import soundfile
 import soxr
+import torch
 import typer
 from pydantic import TypeAdapter
+from safetensors.torch import load as load_tensors
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from confide.commands import evaluate as evaluate_command
@@ -25,6 +28,7 @@ from confide.recipe import parse
 from confide.runs import folder
 from confide.runs.corpus_choice import corpus_kinds
 from confide.runs.evaluation import evaluate_speech
+from confide.runs.notes import read_notes, serialise
 from confide.runs.parameters import load_parameters
 from confide.runs.recogniser import language_of, load_recogniser
 from confide.speech.corpora import CorpusSettings, read_corpus
@@ -144,6 +148,34 @@ def test_a_run_that_is_not_finished_has_no_model_to_use(learned: Learned, tmp_pa
         load_recogniser(tmp_path)
     with pytest.raises(UserError, match="holds no run"):
         load_recogniser(tmp_path / "elsewhere")
+
+
+def test_a_models_file_says_what_it_hears_and_writes_and_that_it_promises_nothing(learned: Learned) -> None:
+    about = read_notes(learned.run / folder.MODEL)
+    recogniser = load_recogniser(learned.run)
+    assert tuple(json.loads(about["tokens"])) == recogniser.tokens.names
+    assert (about["sample_rate"], about["language"], about["epsilon"]) == ("16000", "en", "null")
+    assert json.loads(about["architecture"])["model"]["width"] == 32
+    assert str(learned.corpus.parent) not in json.dumps(about)
+
+
+def test_a_file_from_before_there_were_notes_is_read_all_the_same(learned: Learned, tmp_path: Path) -> None:
+    shutil.copy(learned.run / folder.RECIPE, tmp_path)
+    save_file(load_file(learned.run / folder.MODEL), tmp_path / folder.MODEL)
+    assert read_notes(tmp_path / folder.MODEL) == {}
+    old, new = load_recogniser(tmp_path), load_recogniser(learned.run)
+    assert all(torch.equal(old.parameters[name], tensor) for name, tensor in new.parameters.items())
+
+
+def test_the_notes_of_a_file_are_in_one_order_so_that_equal_models_are_equal_bytes() -> None:
+    tensors = {"b": torch.arange(3.0), "a": torch.ones(2, 2)}
+    notes = {name: name.upper() for name in ("zeta", "alpha", "encoder", "é", "task")}
+    content = serialise(tensors, notes)
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    assert list(header["__metadata__"]) == sorted([*notes, "format"])
+    found = load_tensors(content)
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
 
 
 def test_a_damaged_model_is_refused(learned: Learned, tmp_path: Path) -> None:

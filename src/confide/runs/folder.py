@@ -32,7 +32,6 @@ from confide.engines.ranks import LostRank, Place
 from confide.errors import Stopped, UserError
 from confide.federated import items
 from confide.federated.items import Items
-from confide.federated.start import ENCODER
 from confide.federated.state import State
 from confide.federated.task import Task
 from confide.files import check_plain, write_atomically
@@ -45,6 +44,7 @@ from confide.recipe import Recipe
 from confide.run import Loop
 from confide.runs import checkpoint, fingerprint
 from confide.runs.fingerprint import describe_environment
+from confide.runs.notes import notes_of, serialise
 from confide.runs.paying import check_budget, paying
 from confide.runs.recording import LAYERS, METRICS, TIMES, Recording
 from confide.runs.records import Recorded, evaluate, finite, json_safe, mean_of_recent
@@ -342,13 +342,9 @@ def _save(folder: Path, loop: Loop, state: State) -> None:
 
 
 def _finish(folder: Path, loop: Loop, state: State, page: WritePage | None) -> dict[str, Any]:
-    from safetensors.torch import save as serialise
-
-    model = loop.layout.views(loop.final.model(state))
-    encoder = loop.task.fingerprint.get("the encoder")
-    notes = None if encoder is None else {ENCODER: encoder}
-    write_atomically(folder / MODEL, serialise({n: t.contiguous() for n, t in model.items()}, notes))
-    found = stated(folder)
+    model, found = loop.layout.views(loop.final.model(state)), stated(folder)
+    notes = notes_of(loop.recipe, found, loop.task.fingerprint.get("the encoder"))
+    write_atomically(folder / MODEL, serialise(model, notes))
     listed = spent(found)
     metrics, scores = score_model(loop.task, model)
     if scores is not None:

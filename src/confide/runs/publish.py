@@ -2,7 +2,7 @@
 
 | file              | what it is                                                                                   |
 |-------------------|----------------------------------------------------------------------------------------------|
-| model.safetensors | the final model; its header states epsilon, delta and the unit, and the encoder's digest     |
+| model.safetensors | the final model; its header has the notes of `runs/notes.py`: architecture, tokens, epsilon  |
 | guarantee.txt     | the statement, and guarantee.json the same for programs                                      |
 | ledger.jsonl      | the releases, which epsilon can be recomputed from: a copy, in a chain of its own            |
 | released.jsonl    | the figures with noise (`privacy.metrics`), where the recipe asks for them                   |
@@ -39,6 +39,7 @@ from confide.privacy.ledger import Ledger
 from confide.recipe import Recipe
 from confide.runs import card, checkpoint, folder
 from confide.runs.card import Words
+from confide.runs.notes import notes_of, serialise
 from confide.runs.parameters import read_tensors
 from confide.runs.recording import LAYERS, RELEASED
 from confide.runs.shared_recipe import for_others
@@ -99,10 +100,7 @@ def publish(run: Path, out: Path, words: Words | None = None, with_test_metrics:
         figures = _released(found)
         tests = _test_metrics(found) if with_test_metrics else {}
         tensors = _model(found)
-        about = promised.model_dump(include={"epsilon", "delta", "accountant", "adjacency", "releases"})
-        about |= {"unit": promised.unit.name}
         encoder = held_encoder(run / folder.MODEL)
-        about |= {} if encoder is None else {ENCODER: encoder}
         texts = {
             folder.RECIPE: recipe.to_yaml(),
             STATEMENT: promised.model_dump_json(indent=2) + "\n",
@@ -112,10 +110,12 @@ def publish(run: Path, out: Path, words: Words | None = None, with_test_metrics:
         }
         for name, text in texts.items():
             (new / name).write_text(text, encoding="utf-8")
-        (new / folder.MODEL).write_bytes(_serialise(tensors, about))
+        (new / folder.MODEL).write_bytes(serialise(tensors, notes_of(recipe, promised, encoder)))
         _check_nothing_leaks(found, new)
         _sync(new)
         new.replace(out)
+    about = promised.model_dump(include={"epsilon", "delta", "accountant", "adjacency", "releases"})
+    about |= {"unit": promised.unit.name} | ({} if encoder is None else {ENCODER: encoder})
     return {"folder": str(out), "files": sorted(path.name for path in out.iterdir()), **about}
 
 
@@ -196,13 +196,6 @@ def _model(found: Finished) -> dict[str, Tensor]:
             "stand for it; nothing was written. Put back the run's own model"
         )
     return tensors
-
-
-def _serialise(tensors: dict[str, Tensor], about: dict[str, Any]) -> bytes:
-    from safetensors.torch import save
-
-    said = {name: value if isinstance(value, str) else json.dumps(value) for name, value in about.items()}
-    return save({name: tensor.contiguous() for name, tensor in tensors.items()}, {"format": "pt", **said})
 
 
 def _released(found: Finished) -> list[dict[str, float]]:
