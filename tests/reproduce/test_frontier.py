@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from confide.privacy.planner import Point
+from confide.report.figures.frontier import draw_frontier
 from confide.reproduce import frontier
-from confide.reproduce.frontier import Frontier, Spot, sentences
+from confide.reproduce.frontier import Frontier, Spot, charts, sentences
 
 Command = Callable[..., tuple[int, str, str]]
 FREE = Spot("head", None, (1.0, 3.0), "wer", 0.0, 100, 1_000, 50, None, True)
@@ -56,6 +57,28 @@ def test_the_cost_is_said_in_words() -> None:
     (said,) = sentences(FOUND)
     assert "from 2 to 10" in said
     assert "1,000 users" in said
+
+
+def test_several_recipes_have_a_chart_for_each_population_and_dots_only_where_they_were_trained(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(frontier, "EPSILONS", (2.0, 8.0))
+    both = Frontier((*FOUND.spots, *(replace(one, recipe="whole", values=(20.0,)) for one in FOUND.spots)))
+    here, more, most = charts(both)
+    assert [chart.title.rpartition(", ")[2] for chart in (here, more, most)] == [
+        "1,000 users", "4,000 users", "16,000 users"
+    ]  # fmt: skip
+    assert {(line.label, line.colour) for line in here.lines if line.dots} == {
+        ("head, trained", 0), ("whole, trained", 1)
+    }  # fmt: skip
+    for chart in (more, most):
+        assert [(line.label, line.dots) for line in chart.lines] == [
+            ("head, planned", False),
+            ("whole, planned", False),
+        ]
+    (alone,) = charts(FOUND)
+    assert alone.level == FREE.value
+    assert draw_frontier(tmp_path / "both.png", charts(both)).read_bytes()[1:4] == b"PNG"
 
 
 @pytest.mark.usefixtures("no_figures")

@@ -35,9 +35,10 @@ from confide.reproduce.grid import cached_task, run_groups, text_table, write_ro
 from confide.runs.folder import finite, score_model
 from confide.runs.simulation import simulate
 
-EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+EPSILONS = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.7, 8.0, 11.3, 16.0)
 """Where curves have points."""
 FACTORS = (1, 4, 16)
+_DOTS = "Large dots were trained; curves follow from the noise that the planner finds."
 _WORDS = {"wer": "word error rate, %", "cer": "character error rate, %", "accuracy": "accuracy"}
 
 
@@ -151,7 +152,7 @@ def write_frontier(frontier: Frontier, out: Path) -> Path:
     if find_spec("matplotlib") is not None:
         from confide.report.figures.frontier import draw_frontier
 
-        draw_frontier(out / "frontier.png", chart(frontier))
+        draw_frontier(out / "frontier.png", charts(frontier))
     page = out / "frontier.html"
     write_atomically(page, document("What privacy costs", [*page_parts(frontier)]).encode())
     return page
@@ -172,35 +173,53 @@ def page_parts(frontier: Frontier) -> list[str]:
     return [
         "<h1>What privacy costs</h1>",
         *(f"<p>{sentence}</p>" for sentence in sentences(frontier)),
-        f"<div class=charts>{chart(frontier).svg()}</div>",
+        f"<div class=charts>{''.join(chart.svg() for chart in charts(frontier))}</div>",
         f"<h2>Measured</h2><div class=scroll>{table(heads, rows)}</div>",
     ]
 
 
-def chart(frontier: Frontier) -> Chart:
-    """Measured dots, and the curves that the planner draws through them."""
-    lines: list[Line] = []
-    several = len(frontier.recipes) > 1
-    for place, recipe in enumerate(frontier.recipes):
-        spots = [spot for spot in frontier.of(recipe) if spot.epsilon]
-        before = f"{recipe}, " if several else ""
-        if spots:
-            xs, ys = [spot.epsilon or 0.0 for spot in spots], [spot.value for spot in spots]
-            lines.append(Line(f"{before}{spots[0].population:,} users, trained", xs, ys, place, dots=True))
-        for number, factor in enumerate(FACTORS):
-            curve = frontier.curve(recipe, factor)
-            if curve:
-                people = f"{before}{spots[0].population * factor:,} users, planned"
-                xs, ys = ([pair[i] for pair in curve] for i in (0, 1))
-                lines.append(Line(people, xs, ys, place if several else number, dashed=factor > 1))
+def charts(frontier: Frontier) -> list[Chart]:
+    """Measured dots, and the curves that the planner draws through them.
+
+    One recipe has one chart, with a curve for each population. Several have a chart for each population, so that they
+    can be told apart.
+    """
     metric = frontier.spots[0].metric
-    said = "Large dots were trained; curves follow from the noise that the planner finds."
-    free = [spot.value for spot in frontier.spots if spot.epsilon is None]
-    level = free[0] if len(free) == 1 else None
-    if level is not None:
-        said += " The thin line is without privacy."
     name = _WORDS.get(metric, metric)
-    return Chart(name, said, lines, x="epsilon", log_x=True, from_zero=metric != "accuracy", level=level)
+    if len(frontier.recipes) == 1:
+        (recipe,) = frontier.recipes
+        lines = [_trained(frontier, recipe), *(_planned(frontier, recipe, factor) for factor in FACTORS)]
+        free = [spot.value for spot in frontier.spots if spot.epsilon is None]
+        said = f"{_DOTS} The thin line is without privacy." if free else _DOTS
+        return [_chart(name, said, lines, free[0] if free else None)]
+    found = []
+    for factor in FACTORS:
+        lines = [_planned(frontier, recipe, factor, place) for place, recipe in enumerate(frontier.recipes)]
+        if factor == 1:
+            lines += [_trained(frontier, recipe, place) for place, recipe in enumerate(frontier.recipes)]
+        people = " or ".join(sorted({f"{spot.population * factor:,}" for spot in frontier.spots}))
+        said = _DOTS if factor == 1 else "Nothing was trained with so many: curves follow from the planner's noise."
+        found.append(_chart(f"{name}, {people} users", said, lines))
+    return [chart for chart in found if chart.lines]
+
+
+def _chart(title: str, said: str, lines: Sequence[Line], level: float | None = None) -> Chart:
+    drawn = [line for line in lines if len(line.xs)]
+    return Chart(title, said, drawn, x="epsilon", log_x=True, from_zero="accuracy" not in title, level=level)
+
+
+def _trained(frontier: Frontier, recipe: str, place: int | None = None) -> Line:
+    spots = [spot for spot in frontier.of(recipe) if spot.epsilon]
+    who = f"{frontier.of(recipe)[0].population:,} users" if place is None else recipe
+    return Line(f"{who}, trained", [spot.epsilon or 0.0 for spot in spots], [spot.value for spot in spots],
+                place or 0, dots=True)  # fmt: skip
+
+
+def _planned(frontier: Frontier, recipe: str, factor: int, place: int | None = None) -> Line:
+    curve = frontier.curve(recipe, factor)
+    who = f"{frontier.of(recipe)[0].population * factor:,} users" if place is None else recipe
+    colour = FACTORS.index(factor) if place is None else place
+    return Line(f"{who}, planned", [x for x, _ in curve], [y for _, y in curve], colour, dashed=factor > 1)
 
 
 def sentences(frontier: Frontier) -> list[str]:

@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-
-from matplotlib.ticker import ScalarFormatter
+from typing import Any
 
 from confide.report.charts import Chart
-from confide.report.figures.sheets import panel
+from confide.report.figures.sheets import sheet
 
 _COLOURS = ("#1d4ed8", "#c2410c", "#15803d", "#7e22ce", "#b45309", "#0e7490", "#be123c", "#4d7c0f")
 
 
-def draw_frontier(path: Path, chart: Chart) -> Path:
-    """Draw trained points as dots, planned curves as lines, and the error without privacy as a level."""
-    with panel(path, (6.4, 4.2)) as axis:
-        for line in chart.lines:
-            look = {"color": _COLOURS[line.colour % len(_COLOURS)], "label": line.label}
-            if line.dots:
-                axis.plot(line.xs, line.ys, "o", **look)
-            else:
-                axis.plot(line.xs, line.ys, "--" if line.dashed else "-", lw=1.2, **look)
-        if chart.level is not None:
-            axis.axhline(chart.level, color="#555", lw=0.8, ls=":", label="no privacy")
-        axis.set(xscale="log", xlabel=chart.x, ylabel=chart.title)
-        if chart.from_zero:
-            axis.set_ylim(bottom=0)
-        ticks = sorted({x for line in chart.lines for x in (0.5, 1, 2, 4, 8, 16) if min(line.xs) <= x <= max(line.xs)})
-        axis.set_xticks(ticks)
-        axis.get_xaxis().set_major_formatter(ScalarFormatter())
-        axis.minorticks_off()
-        axis.legend()
+_TICKS = (0.5, 1, 2, 4, 8, 16)
+
+
+def draw_frontier(path: Path, charts: Sequence[Chart]) -> Path:
+    """Draw charts side by side: trained points as dots, planned curves as lines, the level without privacy."""
+    size = (6.4, 4.2) if len(charts) == 1 else (3.9 * len(charts), 4.2)
+    top = max(y for chart in charts for line in chart.lines for y in line.ys if y is not None)
+    with sheet(path, 1, len(charts), size) as (_, axes):
+        ends = [x for chart in charts for line in chart.lines for x in line.xs]
+        for axis, chart in zip(axes[0], charts, strict=True):
+            _draw(axis, chart)
+            axis.set_xlim(0.9 * min(ends), 1.1 * max(ends))
+            if chart.from_zero:
+                axis.set_ylim(0, 1.05 * top)
+            name, _, people = chart.title.rpartition(", ") if len(charts) > 1 else (chart.title, "", "")
+            axis.set(title=people, ylabel=name if axis is axes[0][0] else "")
+        axes[0][0].legend()
     return path
+
+
+def _draw(axis: Any, chart: Chart) -> None:
+    for line in chart.lines:
+        look = {"color": _COLOURS[line.colour % len(_COLOURS)], "label": line.label}
+        if line.dots:
+            axis.plot(line.xs, line.ys, "o", **look)
+        else:
+            axis.plot(line.xs, line.ys, "--" if line.dashed else "-", lw=1.2, **look)
+    if chart.level is not None:
+        axis.axhline(chart.level, color="#555", lw=0.8, ls=":", label="no privacy")
+    axis.set(xscale="log", xlabel=chart.x)
+    axis.minorticks_off()
+    axis.set_xticks(_TICKS, [f"{x:g}" for x in _TICKS])
