@@ -82,7 +82,7 @@ class Loop:
         event = self.plan.mechanism.event_at(t, rule.sensitivity)
         cohort = self._sample(state, event)  # 3
         tally, release = self._train(state, cohort, rule, event)  # 4-12: train, bound, sum; the ledger has the release
-        gradient = self.total.div_(self.plan.rate)  # 14: by the expected cohort's share, never the realised one's
+        gradient = self.total.div_(self.plan.mechanism.divisor(cohort))  # 14: by q, unless the mechanism says otherwise
         signal = self.probe.measure(t, state.parameters, gradient)
         own = self.bounds.own_noise(state, tally, cohort)
         noise = release.add_noise(gradient, state.noise, own)  # 13

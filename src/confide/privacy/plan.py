@@ -66,7 +66,7 @@ class Plan:
 
     @property
     def rate(self) -> float:
-        """The expected share of the population in a step, which the sum is divided by."""
+        """The expected share of the population in a step."""
         return self.event.rate
 
     def cohort(self, step: int, attempt: int = 0) -> np.ndarray:

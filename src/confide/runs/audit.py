@@ -113,6 +113,11 @@ def audit(
         raise UserError(
             "privacy.mechanism=none, or no privacy.delta: the recipe claims no guarantee, so there is nothing to audit"
         )
+    if recipe.privacy.mechanism == "realised":
+        raise UserError(
+            "privacy.mechanism=realised: canaries of one cohort share its divisor, and one run cannot tell them apart; "
+            "audit the recipe with privacy.mechanism=gaussian"
+        )
     task = task or make_task(recipe.task, recipe.run.seed)
     honest = make_loop(recipe, task=task)
     curve = _claimed_curve(honest.plan)

@@ -201,6 +201,8 @@ def _sampling(sent: Tensor, measured: Measured, plan: Plan) -> tuple[float, floa
     around, apart = (
         (each.square().sum(dim=1) - within / draws).clamp(min=0) for each in (own, own - centre)
     )  # (users,)
+    if plan.mechanism.centred:  # as far as cohorts are above `privacy.least`
+        around = apart
     users = weights.square() * ((1 - coin) / q * around + (1 - turns) / turns * apart)
     return grow * float(users.sum()), batches
 

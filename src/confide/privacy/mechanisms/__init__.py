@@ -19,12 +19,13 @@ from confide.privacy.mechanisms.gaussian import Gaussian
 from confide.privacy.mechanisms.local import Local
 from confide.privacy.mechanisms.none import Nothing
 from confide.privacy.mechanisms.partial import Partial, PartialSettings
+from confide.privacy.mechanisms.realised import Realised, RealisedSettings
 from confide.settings import imported
 
 __all__ = ["MECHANISMS", "PYTHON", "Asked", "Mechanism", "Occasion", "Privacy", "Setting", "mechanism_of", "refusals"]
 
 # The first that takes a recipe is meant. CAR's is chosen by the rule of the bounds, whatever the privacy section says.
-MECHANISMS: tuple[type[Mechanism], ...] = (CarNoise, Distributed, Local, Gaussian, Banded, Partial, Nothing)
+MECHANISMS: tuple[type[Mechanism], ...] = (CarNoise, Distributed, Local, Gaussian, Banded, Realised, Partial, Nothing)
 PYTHON = "python"
 _SUMMARIES = {kind.name: kind.summary for kind in MECHANISMS if kind is not CarNoise}
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ else:
     Name = Literal[(*_SUMMARIES, PYTHON)]
 
 
-class Privacy(PartialSettings, BandedSettings):
+class Privacy(PartialSettings, RealisedSettings, BandedSettings):
     """The noise and the guarantee that it buys."""
 
     mechanism: Name = Field(

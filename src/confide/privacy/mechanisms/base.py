@@ -173,6 +173,8 @@ class Mechanism:
     guaranteed: ClassVar[bool] = True
     """Whether its noise buys a guarantee."""
     samplers: ClassVar[tuple[str, ...]] = ("poisson", "fixed", "everyone")
+    centred: ClassVar[bool] = False
+    """Whether what all users have in common is in the aggregate whoever is drawn, for theory."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -291,6 +293,10 @@ class Mechanism:
     def largest_contribution(self) -> float:
         """One user moves g = (1/q) sum w_k Delta_k by at most this, for a bound of 1."""
         return float(self.setting.weights.max()) / self.setting.rate
+
+    def divisor(self, cohort: np.ndarray) -> float:
+        """What the sum over this cohort is divided by: the expected cohort's share, never the realised one's."""
+        return self.setting.rate
 
     def bare_event(self) -> Event:
         """The event of a step without noise."""
