@@ -16,6 +16,7 @@ from confide.build import make_loop
 from confide.deploy.client import TrainingClient
 from confide.deploy.deployment import remote_engine
 from confide.deploy.link import Came, Event, NodeId, Reply
+from confide.deploy.metrics import Meter
 from confide.deploy.parcels import Parcel
 from confide.deploy.policy import Policy, accepting
 from confide.deploy.refusals import code_of, meaning
@@ -44,6 +45,7 @@ class Local:
     closed: bool = False
     arrays: int = 0
     roster: Roster = UNSIGNED
+    meter: Meter = field(default_factory=Meter)
 
     def ask(self, kind: str, parcels: Sequence[tuple[NodeId, Parcel]], seconds: float) -> list[int]:
         sent = []

@@ -25,6 +25,12 @@ app = typer.Typer(
 )
 
 
+Watch = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PORT", help="Serve /metrics (Prometheus) and /health on this port of this machine, or at HOST:PORT."
+    ),
+]
 Plain = Annotated[bool, typer.Option("--plain", help="No TLS and no keys: for a closed test network only.")]
 
 
@@ -97,16 +103,25 @@ def add(
 @secrets.command()
 def rotate(
     folder: Folder,
-    name: Annotated[str, typer.Argument(help="The client, or `server`.")],
+    name: Annotated[str, typer.Argument(help="The client, or `server`, or `authority`.")],
     public: Public = None,
     days: Days = 90,
 ) -> None:
-    """Give a client or the server a new key. A client's old key is not let in from then on."""
+    """Give a client or the server a new key. A client's old key is not let in from then on.
+
+    The authority keeps its key and gets a certificate that lasts longer: give ca.pem to everybody again.
+    """
     from confide.deploy import keys as making
 
     making.rotate(folder, name, public, days)
-    what = "start the server again" if name == "server" else f"give {folder / name}{'.pem' if public else ''} to {name}"
-    print(f"{name} has a new key; {what}")
+    if name == "authority":
+        print(
+            f"give {folder / making.CA} to everybody; its fingerprint is now {making.fingerprint(folder / making.CA)}"
+        )
+    elif name == "server":
+        print("the server has a new key, and uses it for every connection from now on")
+    else:
+        print(f"{name} has a new key; give {folder / name}{'.pem' if public else ''} to {name}")
 
 
 @secrets.command()
@@ -135,6 +150,7 @@ def server(
     tries: Annotated[int, typer.Option(min=1, help="How often a step is tried before the run stops.")] = 3,
     wait_for: Annotated[int, typer.Option(min=1, help="Begin once this many users are connected.")] = 1,
     users: Annotated[int | None, typer.Option(min=1, help="With --plain: the number of users.")] = None,
+    watch: Watch = None,
     plain: Plain = False,
     set_: Sets = None,
     as_json: Json = False,
@@ -162,7 +178,7 @@ def server(
         )
     wanted = folder.held_recipe(place) if recipe is None else load(recipe, set_ or [])
     terms = Terms(deadline=deadline, minimum=minimum, tries=tries)
-    summary = serve(wanted, place, Hosting(listen, keys, users), terms, wait_for, as_json)
+    summary = serve(wanted, place, Hosting(listen, keys, users, watch=watch), terms, wait_for, as_json)
     print_summary(summary, place, as_json)
 
 
@@ -239,6 +255,7 @@ def relay(
     ] = 0.5,
     wait_for: Annotated[int, typer.Option(min=1, help="Begin once this many users are connected.")] = 1,
     patience: Annotated[float, typer.Option(min=0, help="Seconds to keep trying a server that is away.")] = 3600,
+    watch: Watch = None,
     set_: Sets = None,
 ) -> None:
     """Stand between clients and a server: add up what the clients send, and hand one sum up.
@@ -254,7 +271,7 @@ def relay(
     from confide.recipe import load
 
     terms, access = Terms(deadline=deadline, minimum=minimum), Access(Address.parse(server), ca, key)
-    run(load(recipe, set_ or []), Hosting(listen, keys), access, terms, wait_for, patience)
+    run(load(recipe, set_ or []), Hosting(listen, keys, watch=watch), access, terms, wait_for, patience)
 
 
 def _users(text: str) -> list[int]:

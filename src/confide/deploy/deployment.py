@@ -21,6 +21,7 @@ from confide.deploy.client import OwnData, Population, TrainingClient
 from confide.deploy.gate import Limits
 from confide.deploy.link import Link, NodeId
 from confide.deploy.masked import Masked
+from confide.deploy.metrics import Meter, watched
 from confide.deploy.parcels import Parcel, identity
 from confide.deploy.policy import Policy, own_task, told_recipe
 from confide.deploy.refusals import RefusedByClient
@@ -46,6 +47,8 @@ class Hosting:
     keys: Path | None
     population: int | None = None
     limits: Limits = field(default_factory=Limits)
+    watch: str | None = None
+    """Where `/metrics` and `/health` are, if anywhere."""
 
 
 def serve(
@@ -63,19 +66,20 @@ def serve(
         for name in (keys.SERVER, keys.CA):
             keys.check_certificate(hosting.keys / name)
     check_deployable(wanted)
-    listening = address.listen()
+    listening, meter = address.listen(), Meter()
     _warn(wanted, hosting)
 
     def engine(wanted: Recipe, task: Task, plan: Plan) -> Engine:
-        hub = Hub(listening, hosting.keys, hosting.limits)
+        hub = Hub(listening, hosting.keys, hosting.limits, meter=meter)
         return remote_engine(wanted, task, plan, hub, hub.registry, terms, first)
 
     deployed = folder.Deployed(server_task(wanted, population), engine)
     begun = (out / folder.RECIPE).exists() and not (out / folder.SUMMARY).exists()
     try:
-        if begun and folder.held_recipe(out).digest == wanted.digest:
-            return folder.resume(out, quiet=quiet, deployed=deployed, page=write_report)
-        return folder.train(wanted, out, quiet=quiet, deployed=deployed, page=write_report)
+        with watched(hosting.watch, meter, out / folder.METRICS):
+            if begun and folder.held_recipe(out).digest == wanted.digest:
+                return folder.resume(out, quiet=quiet, deployed=deployed, page=write_report)
+            return folder.train(wanted, out, quiet=quiet, deployed=deployed, page=write_report)
     except Abandoned as too_few:
         raise UserError(
             f"{too_few}. The run was stopped and can go on with the same command, when more clients are there or with "
@@ -98,7 +102,8 @@ def relay(wanted: Recipe, hosting: Hosting, access: Access, terms: Terms, first:
     listening = Address.parse(hosting.listen).listen()
     hub = Hub(listening, hosting.keys, hosting.limits, part=True)
     try:
-        node.serve(access, Relay(wanted, task, hub, registry, terms, first), patience)
+        with watched(hosting.watch, hub.meter):
+            node.serve(access, Relay(wanted, task, hub, registry, terms, first), patience)
     finally:
         hub.close()
         listening.close()

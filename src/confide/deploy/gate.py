@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -39,13 +38,12 @@ class Limits:
 class Gate:
     """Passes connections on to a port of this machine."""
 
-    def __init__(self, behind: Address, limits: Limits, moved: Callable[[int], None] = lambda size: None) -> None:
-        """`moved` counts bytes, as they pass."""
-        self.behind, self.limits, self.moved = behind, limits, moved
+    def __init__(self, behind: Address, limits: Limits, turned_away: Counter[str]) -> None:
+        """`turned_away` counts who was refused or cut, by why."""
+        self.behind, self.limits, self.turned_away = behind, limits, turned_away
         self.waiting: Counter[str] = Counter()
         self.pairs: set[Pair] = set()
         self.by_port: dict[int, Pair] = {}
-        self.refused = 0
 
     def take(self) -> asyncio.Protocol:
         return _Half(self)
@@ -56,7 +54,7 @@ class Gate:
         free = self.waiting[host] < limits.from_address and self.waiting.total() < limits.in_all
         if free and len(self.pairs) < limits.admitted:
             return True
-        self.refused += 1
+        self.turned_away["too many connections"] += 1
         return False
 
     def admit(self, port: int) -> None:
@@ -80,7 +78,7 @@ class Pair:
         gate.pairs.add(self)
         gate.waiting[host] += 1
         loop = asyncio.get_running_loop()
-        self.alarm: asyncio.TimerHandle | None = loop.call_later(gate.limits.seconds, self.end)
+        self.alarm: asyncio.TimerHandle | None = loop.call_later(gate.limits.seconds, self._too_slow)
         self.connecting = loop.create_task(self._connect())
 
     async def _connect(self) -> None:
@@ -99,6 +97,10 @@ class Pair:
             self.alarm.cancel()
             self.alarm = None
             self._no_longer_waits()
+
+    def _too_slow(self) -> None:
+        self.gate.turned_away["not known in time"] += 1
+        self.end()
 
     def end(self) -> None:
         """Cut both sides. What is on its way is still delivered, to whoever takes it within seconds."""
@@ -144,7 +146,6 @@ class _Half(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self.other is not None:
-            self.gate.moved(len(data))
             self.other.write(data)
 
     def pause_writing(self) -> None:

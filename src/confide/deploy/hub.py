@@ -33,7 +33,7 @@ from confide.deploy.gate import Gate, Limits
 from confide.deploy.link import Came, Event, Gone, NodeId, Reply
 from confide.deploy.metrics import Meter
 from confide.deploy.parcels import Parcel
-from confide.deploy.refusals import MEANINGS, meaning
+from confide.deploy.refusals import meaning
 from confide.deploy.wire import LARGEST, METHOD, SERVICE, Incoming, Malformed, frames
 from confide.errors import UserError
 from confide.privacy.trust.roster import UNSIGNED
@@ -123,19 +123,23 @@ class Hub:
     """A `Link` over gRPC. Without keys everything is plain and anybody may join: for a closed test network only."""
 
     def __init__(
-        self, listening: socket, folder: Path | None, limits: Limits | None = None, part: bool = False
+        self,
+        listening: socket,
+        folder: Path | None,
+        limits: Limits | None = None,
+        part: bool = False,
+        meter: Meter | None = None,
     ) -> None:
         """`part`: the folder's keys are those of a relay, for a part of the users."""
-        self.folder, self.limits, self.meter, self.part = folder, limits or Limits(), Meter(), part
+        self.folder, self.limits, self.meter, self.part = folder, limits or Limits(), meter or Meter(), part
         self.arrays = 0
         """Bytes of arrays that an answer may have; set once the model is known."""
         self.registry: dict[NodeId, Sequence[int]] | None = None
         self.roster = UNSIGNED
         self._federation: dict[bytes, keys.Node] = {}
-        self._seen: tuple[int, int] | None = None
+        self._seen: list[tuple[int, int]] = []
         if folder is not None:
-            for name in (keys.SERVER, keys.CA):
-                keys.check_certificate(folder / name)
+            self._credentials = _Credentials(folder, self.meter)
             self.registry = {}
             self._learn()
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -222,10 +226,10 @@ class Hub:
         port = (
             server.add_insecure_port("127.0.0.1:0")
             if self.folder is None
-            else server.add_secure_port("127.0.0.1:0", _credentials(self.folder))
+            else server.add_secure_port("127.0.0.1:0", self._credentials.made)
         )
         await server.start()
-        self.gate = Gate(Address("127.0.0.1", port), self.limits, self.meter.moved)
+        self.gate = Gate(Address("127.0.0.1", port), self.limits, self.meter.turned_away)
         front = await self._loop.create_server(self.gate.take, sock=listening, backlog=1024)
         watch = asyncio.create_task(self._watch())
         ready.put(None)
@@ -241,6 +245,7 @@ class Hub:
         """Cut those whose key was revoked or rotated."""
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
+            self.meter.beat = time.monotonic()
             self._learn()
             for session in list(self._sessions.values()):
                 if session.key is not None and session.key not in self._federation:
@@ -251,15 +256,15 @@ class Hub:
         if self.folder is None or self.registry is None:
             return
         try:
-            now = (self.folder / keys.FEDERATION).stat()
-            if (now.st_mtime_ns, now.st_ino) == self._seen:
+            now = keys.stamps(self.folder / keys.FEDERATION)
+            if now == self._seen:
                 return
             held = keys.read(self.folder, self.part)
         except (UserError, OSError):
-            if self._seen is None:
+            if not self._seen:
                 raise
             return
-        self._seen, self._federation = (now.st_mtime_ns, now.st_ino), held.by_key()
+        self._seen, self._federation = now, held.by_key()
         self.roster = held.roster()
         self.registry.update({node.name: node.users for node in held.nodes})
 
@@ -287,7 +292,7 @@ class Hub:
         await asyncio.gather(*tasks, return_exceptions=True)
         errors = [task.exception() for task in tasks if not task.cancelled()]
         if any(isinstance(error, (Malformed, TimeoutError)) for error in errors):
-            self.meter.count("malformed" if isinstance(errors[0], Malformed) else "stalled")
+            self.meter.turned_away["malformed"] += isinstance(errors[0], Malformed)  # a slow one is in the cohort
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "what it sends is no parcel, or comes too slowly")
 
     def _leave(self, session: Session) -> None:
@@ -302,7 +307,7 @@ class Hub:
         """Who it is, once it has shown its key and said hello."""
         node, key = self._who(context)
         if node is None:
-            self.meter.count("unknown key")
+            self.meter.turned_away["unknown key"] += 1
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "its key is not in the federation")
         try:
             async with asyncio.timeout(_HELLO_SECONDS):
@@ -311,7 +316,7 @@ class Hub:
             if hello.kind != "hello" or len(frame) > _HELLO_BYTES:
                 raise Malformed("no hello")
         except (Malformed, TimeoutError):
-            self.meter.count("no hello")
+            self.meter.turned_away["no hello"] += 1
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no hello")
         self.gate.admit(int(context.peer().rpartition(":")[2]))
         await context.send_initial_metadata(())
@@ -337,7 +342,6 @@ class Hub:
             question, size = session.open.get(incoming.ticket), incoming.size
             if question is None:  # late, or never asked: read, since the stream goes on behind it, and not kept
                 incoming.drop()
-                self.meter.count("late")
                 size = 0
             if size:
                 await self._room.take(size)
@@ -352,7 +356,6 @@ class Hub:
                 if size:
                     self._room.give(size)
             elif incoming.kind:
-                self.meter.count(incoming.kind if incoming.kind in MEANINGS else "other")
                 self._inbox.put(Reply(incoming.ticket, session.node, None, meaning(incoming.kind), incoming.kind, size))
             else:
                 self._inbox.put(Reply(incoming.ticket, session.node, incoming.parcel, size=size))
@@ -369,6 +372,28 @@ class Hub:
             del question  # it may hold a model
 
 
-def _credentials(folder: Path) -> Any:
-    pair = (folder / keys.SERVER_KEY).read_bytes(), (folder / keys.SERVER).read_bytes()
-    return grpc.ssl_server_credentials([pair], (folder / keys.CA).read_bytes(), require_client_auth=True)
+class _Credentials:
+    """The server's certificate, read again when `confide deploy keys rotate` has changed it."""
+
+    def __init__(self, folder: Path, meter: Meter) -> None:
+        self.files, self.meter = [folder / name for name in (keys.SERVER_KEY, keys.SERVER, keys.CA)], meter
+        self.seen = keys.stamps(*self.files)
+        self.made = grpc.dynamic_ssl_server_credentials(self._read(), self._changed, True)
+
+    def _read(self) -> Any:
+        key, certificate, authority = self.files
+        pair, root = keys.read_pair(key, certificate), keys.check_certificate(authority)
+        for path, found in ((certificate, keys.check_certificate(certificate)), (authority, root)):
+            self.meter.expires[path.name] = found.not_valid_after_utc.timestamp()
+        return grpc.ssl_server_certificate_configuration([pair], authority.read_bytes())
+
+    def _changed(self) -> Any:
+        """What the next handshake is to use; none if that is what the last one used."""
+        try:
+            now = keys.stamps(*self.files)
+            if now == self.seen:
+                return None
+            found, self.seen = self._read(), now
+        except (UserError, OSError):  # half of it is written, or it has expired: the last one stays
+            return None
+        return found

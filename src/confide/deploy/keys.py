@@ -93,11 +93,9 @@ def make(
     if population < clients:
         raise UserError(f"--users {population} is less than --clients {clients}; every client speaks for at least one")
     folder.mkdir(parents=True, exist_ok=True)
-    key = ec.generate_private_key(_CURVE)
-    authority = _Authority(key, _named("Confide federation"))
-    root = authority.certificate(_named("Confide federation"), key.public_key(), days)
-    write_atomically(folder / CA, root.public_bytes(serialization.Encoding.PEM))
-    _write_secret(folder / CA_KEY, _pem(key))
+    authority = _Authority(ec.generate_private_key(_CURVE), _named("Confide federation"))
+    _write_secret(folder / CA_KEY, _pem(authority.key))
+    authority.renew(folder, days)
     _make_server(folder, authority, hosts, days)
     nodes = []
     for number in range(clients):
@@ -117,7 +115,13 @@ def add(folder: Path, name: str, users: Sequence[int], public: Path | None = Non
 
 
 def rotate(folder: Path, name: str, public: Path | None = None, days: float = 90) -> None:
-    """Give a client, or `server`, a new key. A client's old key is not let in from then on."""
+    """Give a client, or `server`, a new key. A client's old key is not let in from then on.
+
+    `authority` keeps its key, so that the certificates which it has signed go on, and gets a certificate that lasts.
+    """
+    if name == "authority":
+        _Authority.read(folder).renew(folder, days)
+        return
     if name == "server":
         found = x509.load_pem_x509_certificate((folder / SERVER).read_bytes())
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -164,20 +168,24 @@ def read(path: Path, part: bool = False) -> Federation:
 
 def roster_of(path: Path | None, key: Path | None) -> Callable[[], Roster]:
     """A client's roster, as its file says at the time. Without one it signs, and believes everybody."""
-    own, seen = None if key is None else read_private(key), dict[tuple[int, int], Roster]()
-    if path is None or own is None:
-        return lambda: Roster(None, own)
+    seen: tuple[list[tuple[int, int]], Roster] = [], Roster(None)
 
     def current() -> Roster:
-        now = path.stat()
-        found = seen.get((now.st_mtime_ns, now.st_ino))
-        if found is None:
-            seen.clear()
-            found = seen[now.st_mtime_ns, now.st_ino] = read(path).roster(own)
-        return found
+        nonlocal seen
+        now = stamps(*(file for file in (path, key) if file is not None))
+        if now != seen[0]:
+            own = None if key is None else read_private(key)
+            seen = now, Roster(None, own) if path is None or own is None else read(path).roster(own)
+        return seen[1]
 
     current()
     return current
+
+
+def stamps(*files: Path) -> list[tuple[int, int]]:
+    """Tell whether files have changed: each is written anew and moved into its place."""
+    found = (file.stat() if file.exists() else None for file in files)
+    return [(0, 0) if each is None else (each.st_mtime_ns, each.st_ino) for each in found]
 
 
 def _checked(made: Federation, path: Path, part: bool = False) -> Federation:
@@ -245,12 +253,12 @@ def read_private(path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def read_pair(path: Path) -> tuple[bytes, bytes]:
-    """A client's private key and its certificate, both in PEM form."""
-    key = read_private(path)
-    certificate = check_certificate(certificate_of(path))
+def read_pair(path: Path, signed: Path | None = None) -> tuple[bytes, bytes]:
+    """A private key and its certificate, both in PEM form; a client's is with the key or beside it."""
+    key, signed = read_private(path), signed or certificate_of(path)
+    certificate = check_certificate(signed)
     if certificate.public_key() != key.public_key():
-        raise UserError(f"{certificate_of(path)} is the certificate of another key than {path}")
+        raise UserError(f"{signed} is the certificate of another key than {path}")
     return _pem(key), certificate.public_bytes(serialization.Encoding.PEM)
 
 
@@ -269,7 +277,12 @@ class _Authority:
             raise UserError(f"{folder / CA_KEY} is not there; put it back while a certificate is signed") from None
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise UserError(f"{folder / CA_KEY} is not an elliptic-curve key")
-        return _Authority(key, check_certificate(folder / CA).subject)
+        return _Authority(key, x509.load_pem_x509_certificate((folder / CA).read_bytes()).subject)
+
+    def renew(self, folder: Path, days: float) -> None:
+        """Write its own certificate, which lasts ten times as long as those that it signs."""
+        own = self.certificate(self.name, self.key.public_key(), 10 * days)
+        write_atomically(folder / CA, own.public_bytes(serialization.Encoding.PEM))
 
     def certificate(
         self, subject: x509.Name, public: ec.EllipticCurvePublicKey, days: float, hosts: Sequence[str] | None = None

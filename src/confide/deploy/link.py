@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from confide.deploy.metrics import Meter
 from confide.deploy.parcels import Parcel
 from confide.privacy.trust.roster import Roster
 
@@ -51,6 +52,8 @@ class Link(Protocol):
     """Bytes of arrays that an answer may have."""
     roster: Roster
     """Who signs with which key."""
+    meter: Meter
+    """What an operator watches."""
 
     def ask(self, kind: str, parcels: Sequence[tuple[NodeId, Parcel]], seconds: float) -> list[int]:
         """Send questions, whose answers count for so long; a ticket for each."""

@@ -67,7 +67,8 @@ async def live(
                 await made.hold()
                 why = "the server ended the connection"
             except (OSError, grpc.RpcError, Malformed, asyncio.InvalidStateError) as error:
-                why = await _explained(error, access)
+                replaced = made.key != _stamps(access)
+                why = "its key has been replaced" if replaced else await _explained(error, access)
             shut = shut + 1 if why == _SHUT else 0
             if shut > 2:
                 raise UserError(
@@ -111,7 +112,7 @@ class Connection:
 
     def __init__(self, access: Access, answerer: Answerer, stop: asyncio.Event, say: Say) -> None:
         self.access, self.answerer, self.stop, self.say = access, answerer, stop, say
-        self.admitted, self.busy = False, False
+        self.admitted, self.busy, self.key = False, False, _stamps(access)
 
     async def hold(self) -> None:
         async with _channel(self.access) as channel:
@@ -165,6 +166,10 @@ def reply_to(asked: Incoming, answerer: Answerer, say: Say) -> tuple[str, Parcel
         what = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
         say(f"did not answer {asked.kind!r:.40}: {what}")
         return code_of(error), Parcel()
+
+
+def _stamps(access: Access) -> list[tuple[int, int]]:
+    return [] if access.key is None else keys.stamps(access.key, keys.certificate_of(access.key))
 
 
 def _channel(access: Access) -> Any:

@@ -267,6 +267,7 @@ class Remote:
                 if event.code == JOIN_FIRST:  # started anew, so quickly that nobody saw it gone
                     self._greet(event.node)
                 yield event
+            self.link.meter.users, self.link.meter.refused = len(self.door.users), len(self.door.refused)
 
     def _greet(self, node: NodeId) -> None:
         facts = {"run": self.run, "told": self.door.recipe, "population": self.door.population}
