@@ -79,9 +79,10 @@ def test_the_owner_is_shown_what_is_asked_for_and_what_it_costs(tiny: str, tmp_p
                  "an answer costs epsilon 0.3", "by this client's own noise"):  # fmt: skip
         assert part in text
     answer, heard = joined(
-        tiny, tmp_path, ["privacy.source=system"], **(STRICT | {"trust": "central", "epsilon_round": 9})
+        tiny, tmp_path, ["privacy.source=system"], **(STRICT | {"trust": "central", "epsilon_round": 9, "epsilon": 40})
     )
     assert "refuses" not in answer
+    assert "the whole run costs epsilon" in "\n".join(heard)
     assert "claimed by the server, not enforced here" in "\n".join(heard)
 
 
@@ -226,7 +227,7 @@ def test_a_life_is_counted_over_runs_and_servers_and_what_is_claimed_beside(tiny
         client = TrainingClient(wanted, make_task(wanted.task, 0), [0], policy, say=lambda text: None)
         client.answer(TRAIN, question(client, seed))
     charges = Budget.read(tmp_path / "budget.jsonl").charges
-    assert [(charge.count, charge.claimed) for charge in charges] == [(1, False), (1, False), (3, True)]
+    assert [(charge.count, charge.claimed) for charge in charges] == [(1, False), (1, False), (6, True)]
     assert len({charge.run for charge in charges}) == 3
     again = TrainingClient(
         wanted, make_task(wanted.task, 0), [0], lenient(tmp_path, epsilon=30.0), say=lambda text: None
@@ -244,10 +245,25 @@ def test_a_server_that_runs_a_recipe_again_is_charged_again(tiny: str, tmp_path:
     client = TrainingClient(wanted, make_task(wanted.task, 0), [0], lenient(tmp_path), say=lambda text: None)
     spent = list[int]()
     for run in ("first", "second"):
+        client.answer(JOIN, question(client, run=run))
         for step in (2, 5):
             client.answer(TRAIN, question(client, step, run=run))
         spent.append(sum(charge.count for charge in Budget.read(tmp_path / "budget.jsonl").charges))
     assert spent == [1, 2] if sets else spent == [6, 12]
+
+
+def test_a_run_that_a_life_cannot_pay_as_a_whole_is_not_joined(tiny: str, tmp_path: Path) -> None:
+    """With central trust a client that is not asked any more cannot leave: later models rest on its coins too."""
+    sets = ["privacy.source=system", "privacy.noise_multiplier=2", "run.steps=60"]
+    strict: dict[str, Any] = {"trust": "central", "epsilon_round": 3.0, "rehearsal": False}
+    answer, heard = joined(tiny, tmp_path, sets, **strict, epsilon=3.5)
+    assert answer["refuses"] == refusals.LIFETIME
+    assert "the whole run costs epsilon" in "\n".join(heard)
+    assert not (tmp_path / "state").exists()
+    assert "refuses" not in joined(tiny, tmp_path, sets, **strict, epsilon=16)[0]
+    answer, heard = joined(tiny, tmp_path, [*sets, "run.seed=1"], **strict, epsilon=16)
+    assert answer["refuses"] == refusals.LIFETIME, "what is left does not pay for another one"
+    assert "would pass epsilon 16" in "\n".join(heard)
 
 
 def test_clients_make_the_noise_that_the_server_states_where_cohorts_have_a_largest_size(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ from confide.deploy.parcels import Parcel
 from confide.deploy.refusals import RefusedByClient
 from confide.deploy.remote import JOIN, TRAIN, Door, Remote, Terms
 from confide.engines.engine import Abandoned
-from confide.privacy.budget import Budget
+from confide.privacy.accountant import epsilon
+from confide.privacy.budget import Budget, composed
 from confide.privacy.ledger import Ledger
 from confide.recipe import Recipe, load
 from confide.runs import folder
@@ -69,6 +70,29 @@ def test_sampled_turns_are_answered_by_the_users_of_the_group_and_cost_a_client_
     # A server that starts anew is charged for anew: too much where it goes on, but never too little.
     run_over(recipe, engine(12, state=tmp_path))
     assert {len(Budget.read(path).charges) for path in tmp_path.glob("*/budget.jsonl")} == {2}
+
+
+def test_a_clients_life_pays_for_every_step_that_the_run_claims_whether_it_was_asked_or_not(
+    tiny: str, tmp_path: Path
+) -> None:
+    """What a secret cohort buys is bought for all steps together: the run states it for users who were never drawn."""
+    recipe, asked = load(tiny, ["run.steps=4", "sampling.cohort=2"]), set[int]()
+
+    def watched(kind: str, node: int, parcel: Parcel) -> str:
+        if kind == TRAIN:
+            asked.add(parcel.facts["user"])
+        return ""
+
+    loop, _ = run_over(recipe, engine(12, fate=watched, state=tmp_path))
+    assert 0 < len(asked) < 12
+    books = [Budget.read(path) for path in sorted(tmp_path.glob("*/budget.jsonl"))]
+    assert len(books) == 12, "also those who were never asked"
+    for book in books:
+        assert composed([each.event for each in book.charges for _ in range(each.count)], 1e-5) == pytest.approx(
+            epsilon(loop.ledger.charged(), 1e-5, "pld")
+        )
+    run_over(recipe, engine(12, state=tmp_path))  # a server that starts anew may begin anew
+    assert {sum(each.count for each in Budget.read(book.path).charges) for book in books} == {8}
 
 
 def test_a_short_cut_of_the_task_makes_no_difference() -> None:

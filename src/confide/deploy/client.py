@@ -29,7 +29,7 @@ from confide.federated.parameters import Layout, all_finite, flatten
 from confide.federated.task import BasicTask, Task
 from confide.privacy.events import Event
 from confide.privacy.plan import Plan
-from confide.privacy.trust.own_noise import OwnNoise, OwnTerms, noisy_share, share_scale
+from confide.privacy.trust.own_noise import OwnNoise, OwnTerms, Spent, noisy_share, share_scale
 from confide.privacy.trust.roster import UNSIGNED, Roster
 from confide.privacy.trust.secure import CONFIRM, KEYS, MASKED, SHARES, UNMASK, Distrust, Session, clamp, ring_for
 from confide.privacy.trust.secure_sum import Vector
@@ -147,9 +147,10 @@ class TrainingClient:
         try:
             self._check_identity(facts)
             self._accept(facts.get("population"))
-        except RefusedByClient as refused:
+            self._claim(facts)
+        except (RefusedByClient, Spent) as refused:
             self.say(str(refused))
-            said["refuses"] = refused.code
+            said["refuses"] = refusals.code_of(refused)
         return Parcel(said)
 
     def _accept(self, population: object) -> Request:
@@ -166,6 +167,12 @@ class TrainingClient:
                 "cannot stand for two populations",
             )
         return self.request
+
+    def _claim(self, facts: Mapping[str, Any]) -> None:
+        """Pay for all that a server with central trust says that its run costs, before it can draw this client."""
+        if self.noise is not None and self.trust == "central":
+            for user in self.users:
+                self.noise.claim(user, f"{facts.get('run')!s:.64}")
 
     def own_noise(self, plan: Plan, event: Event) -> OwnNoise:
         """Make what adds this client's noise, and keeps its ledgers."""
@@ -194,12 +201,13 @@ class TrainingClient:
         facts, weight = parcel.facts, parcel.facts["weight"]
         if type(weight) is not float or not 0 < weight <= 1:
             raise RefusedByClient(QUESTION, f"the server gives user {facts['user']} a weight of {weight!r:.40}")
+        self._claim(facts)
         tally = self._update(parcel, weight)
         loss = float("nan") if tally.not_finite else float(tally.loss)
         said: dict[str, Any] = {"loss": loss, "votes": tally.votes, "norms": tally.layer_norms}
-        if self.noise is not None and self.trust == "central":
-            self.noise.claim(facts["user"], int(facts["step"]), f"{facts['run']!s:.64}")
-        elif self.noise is not None:  # local: norm and loss of a single user would tell what the noise hides
+        if (
+            self.noise is not None and self.trust == "local"
+        ):  # norm and loss of a single user would tell what the noise hides
             said |= {"loss": 0.0, "norms": [0.0] * len(tally.layer_norms)}
             self.noise.add_local(self.sum, weight, facts["user"], int(facts["step"]))
         return Parcel(self._back(facts) | said, {"update": self.sum.numpy()})

@@ -4,7 +4,8 @@ What an answer costs is computed from the client's own point of view, never from
 
     local         a Gaussian of multiplier z / 2 on the message itself (any two data sets of the user are compared);
     distributed   a Gaussian of multiplier z on the sum: the server knows who is in a round, so nothing is amplified;
-    central       what the server claims, with amplification by sampling. Nothing here enforces it: it is believed.
+    central       what the server claims, with amplification by sampling. Nothing here enforces it: it is believed. It
+                  is claimed for the whole run, so that is what a life pays when the client joins, asked or not.
 
 So the number of users that a server claims enters the noise only where z follows from `target_epsilon`, and there the
 policy's own bounds on the population and on z hold.
@@ -72,7 +73,10 @@ class Request:
         if self.event is not None:
             one, all_ = shown(self.cost(1, delta)), shown(self.cost(recipe.run.steps, delta))
             how = "claimed by the server, not enforced here" if self.claimed else "by this client's own noise"
-            said.append(f"  an answer costs epsilon {one}, one in every step {all_}, at delta {delta:g} ({how})")
+            what = f"an answer costs epsilon {one}, one in every step {all_}"
+            if self.claimed:
+                what = f"the whole run costs epsilon {all_}, asked or not, and a step of it {one}"
+            said.append(f"  {what}, at delta {delta:g} ({how})")
         return said
 
 
@@ -138,5 +142,8 @@ def _problems(policy: Policy, request: Request) -> Iterator[tuple[str, str]]:
     one = request.cost(1, policy.delta)
     if policy.epsilon_round is not None and one > policy.epsilon_round:
         yield refusals.ROUND, f"an answer costs epsilon {shown(one)}, above the policy's {policy.epsilon_round:g}"
-    if one > policy.epsilon:
-        yield refusals.LIFETIME, f"an answer costs epsilon {shown(one)}, above the lifetime's {policy.epsilon:g}"
+    what, least_cost = "an answer", one
+    if request.claimed:
+        what, least_cost = "the whole run", request.cost(request.recipe.run.steps, policy.delta)
+    if least_cost > policy.epsilon:
+        yield refusals.LIFETIME, f"{what} costs epsilon {shown(least_cost)}, above the lifetime's {policy.epsilon:g}"

@@ -77,20 +77,19 @@ class OwnNoise:
             ) from None
         return attempt
 
-    def claim(self, user: int, step: int, started: str) -> None:
-        """Count what a server says that a run has cost up to this step, where it adds the noise itself.
+    def claim(self, user: int, started: str) -> None:
+        """Count all that a server says that its run costs, where it adds the noise itself; once for each start of it.
 
-        Amplification by sampling holds for all steps together, also for those that the user was not in. `started` is
-        the server's name for this start of it: a recipe that is run again costs again. A run that goes on after a stop
-        cannot be told from that, and is counted from its first step on: too much, but never too little.
+        Amplification by sampling holds for all steps together, also for those that the user is not in: its coins are
+        tossed there as well. So the whole run is paid for before the first of them, and not by how often the user is
+        asked, which would tell by what is left of its life how they fell. `started` is the server's name for this
+        start: a recipe that is run again costs again. A run that goes on after a stop cannot be told from that, and is
+        counted from its first step on: too much, but never too little.
         """
-        book, run = self._book(user), f"{self.terms.digest}/{started}"
-        if book is None:
-            return
-        missing = max(1, step + 1 - book.counts[run])
-        whole = self.event.whole_run
-        key = "whole run" if whole else f"{step}/{secrets.token_hex(8)}"
-        self._pay(book, run, key, 1 if whole else missing, claimed=True)
+        book = self._book(user)
+        if book is not None:
+            count = 1 if self.event.whole_run else self.plan.steps
+            self._pay(book, f"{self.terms.digest}/{started}", "whole run", count, claimed=True)
 
     def _pay(self, book: Budget, run: str, key: str, count: int, claimed: bool, most: int | None = None) -> None:
         try:
