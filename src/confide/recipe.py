@@ -111,6 +111,7 @@ class Recipe(Section):
     """
 
     description: str = Field("", description="one line for `confide recipe list`")
+    chosen: str = Field("", description="on whose data settings were chosen, which the page of a run says")
     task: TaskSettings
     users: Users = Users()
     sampling: Sampling
@@ -141,7 +142,8 @@ class Recipe(Section):
     @property
     def digest(self) -> str:
         """Names the run: two recipes with the same digest give the same model."""
-        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()[:16]
+        said = self.model_dump(mode="json", exclude={"chosen"})  # came later, and changes nothing about a run
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def load(name: str, overrides: Iterable[str] = ()) -> Recipe:

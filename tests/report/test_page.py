@@ -235,6 +235,14 @@ def test_scores_of_a_run_are_those_of_its_summary(tmp_path: Path, no_figures: No
     assert len(found.names) == 10
 
 
+def test_the_page_says_how_settings_were_chosen_and_the_run_keeps_its_name(tmp_path: Path, no_figures: None) -> None:
+    few = ["run={steps: 1}", "evaluation={every: 1}"]
+    wanted = recipe.load("convex/digits", [*few, "chosen=the rate on <others>"])
+    folder.train(wanted, tmp_path / "run", quiet=True, page=write_report)
+    assert "How settings were chosen: the rate on &lt;others&gt;." in (tmp_path / "run" / "report.html").read_text()
+    assert wanted.digest == recipe.load("convex/digits", few).digest
+
+
 def _luminance(colour: str) -> float:
     parts = [int(p) / 255 for p in colour[colour.index("(") + 1 : -1].split(",")[:3]]
     linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]

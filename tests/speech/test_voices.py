@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,11 +18,11 @@ from confide.errors import UserError
 from confide.randomness import generator
 from confide.speech import voices
 from confide.speech.corpus import Language, read_audio
-from confide.speech.espeak import Recording, Voice
+from confide.speech.espeak import RECORD, Recording, Voice
 from confide.speech.grammar import DIGITS, SLOTS, TEMPLATES, Sentences, make_sentence
 from confide.speech.rooms import add_room_and_noise, impulse_response
 from confide.speech.tokens import Tokens
-from confide.speech.voices import SyntheticSettings, draw_texts, draw_voice, pairs, synthetic_corpus
+from confide.speech.voices import SyntheticSettings, draw_texts, draw_voice, pairs, speak_all, synthetic_corpus
 
 PLAIN = Voice("en-us", "m1", 50, 50, 170, 40.0, 0.0, 0.0, 0.0, 0.5)
 
@@ -218,6 +219,27 @@ def test_a_voice_that_does_not_exist_is_an_error_and_not_the_plain_voice(field: 
     with pytest.raises(UserError, match=f"(?s)someone could not be made.*no (voice )?{field} '{name}'"):
         voices.speak_all([job], lambda _: None)
     assert not (tmp_path / "someone").exists()
+
+
+def test_a_voice_that_crashes_the_library_on_a_word_is_replaced_or_named(tmp_path: Path) -> None:
+    """espeak-ng ends with a fault when a low and lively en-us+rob says april."""
+    rob = Voice(**{**PLAIN.__dict__, "accent": "en-us", "variant": "rob", "pitch": 16, "pitch_range": 86, "rate": 158})
+    job = Recording("somebody", str(tmp_path / "somebody"), rob, ("april", "may"), 0, "test", 0)
+    told: list[str] = []
+    with pytest.raises(UserError, match=r"somebody .* crashed .*leave out"):
+        speak_all([job], told.append)
+    assert told == []
+
+    turns: list[int] = []
+
+    def other(of: Recording, turn: int) -> Recording:
+        turns.append(turn)
+        return replace(of, voice=rob if turn == 1 else replace(rob, variant="m3"))
+
+    speak_all([job, replace(job, speaker="next", folder=str(tmp_path / "next"), texts=("may",))], told.append, other)
+    assert (told, turns) == (["somebody", "next"], [1, 2])
+    assert json.loads((tmp_path / "somebody" / RECORD).read_text())["voice"]["variant"] == "m3"
+    assert json.loads((tmp_path / "next" / RECORD).read_text())["voice"]["variant"] == "rob"
 
 
 def test_variants_sound_different_and_repeat_themselves(tmp_path: Path) -> None:

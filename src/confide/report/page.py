@@ -59,6 +59,7 @@ def render(folder: Path, recipe: Recipe, summary: dict[str, Any] | None) -> str:
     links = "".join(f"<a href=#{place}>{name}</a>" for place, name in _PLACES.items() if f"id={place}>" in text)
     head = [
         f"<h1>{html.escape(title)}</h1><p class=sub>{html.escape(recipe.description)}</p>",
+        *([f"<p>How settings were chosen: {html.escape(recipe.chosen)}.</p>"] if recipe.chosen else []),
         headline(recipe, summary, items, promised),
         f"<nav class=toc aria-label='Sections'>{links}</nav>",
         *(["<h2>Results</h2>", facts(_results(summary))] if summary else []),

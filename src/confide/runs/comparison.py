@@ -210,7 +210,7 @@ def _explain_incomparable(found: Sequence[ComparedRun]) -> list[str]:
 
 
 def _recipe_differences(recipes: Sequence[Recipe]) -> dict[str, tuple[str, ...]]:
-    flat = [_flatten(recipe.model_dump(mode="json", exclude={"description"})) for recipe in recipes]
+    flat = [_flatten(recipe.model_dump(mode="json", exclude={"description", "chosen"})) for recipe in recipes]
     rows = {name: tuple(each.get(name, "") for each in flat) for own in flat for name in own}
     return {name: values for name, values in rows.items() if len(set(values)) > 1}
 

@@ -13,6 +13,7 @@ import ctypes
 import json
 import os
 import shutil
+import signal
 import sys
 import traceback
 from dataclasses import asdict, dataclass
@@ -32,6 +33,8 @@ _SYNCHRONOUS, _RETURN_ON_ERROR = 2, 0x8000
 _RATE, _PITCH, _RANGE = 1, 3, 4
 _CHARACTERS, _UTF8 = 1, 1
 _BUFFER_MILLISECONDS = 500
+# What a fault of the library ends a process with. Somebody's kill is another thing.
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGBUS, signal.SIGILL)
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
 
 
@@ -166,6 +169,8 @@ def _in_a_fork(job: Recording, espeak: Espeak) -> dict[str, str]:
     with os.fdopen(reading, "rb") as pipe:
         said = pipe.read().decode(errors="replace")
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if -code in _CRASHES:
+        return {"crash": f"espeak-ng crashed ({signal.Signals(-code).name})"}
     return {} if code == 0 else {"error": said or f"the voice process ended with code {code}"}
 
 

@@ -15,7 +15,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -139,8 +139,13 @@ def _make(path: Path, settings: PoolSettings, quiet: bool) -> None:
             Recording(name, str(making / name), base_voice(settings, n), settings.words, 0, "pool", n)
             for n, name in enumerate(names)
         )
+
+        def other(job: Recording, turn: int) -> Recording:
+            """Of a speaker who crashes the library on some word, the same with a voice that nobody has."""
+            return replace(job, voice=base_voice(settings, job.number + turn * settings.voices))
+
         with Reporter(f"base voices ({settings.part})", settings.voices, quiet=quiet) as reporter:
-            speak_all(jobs, reporter.advance)
+            speak_all(jobs, reporter.advance, other)
         words = list(_read_words(making, names, settings))
     finally:
         shutil.rmtree(making, ignore_errors=True)

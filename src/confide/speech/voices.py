@@ -41,6 +41,7 @@ Population = Literal["seed", "federated", "test"]
 
 # Part of the cache's key: change it whenever the same settings would give other recordings.
 _SCHEME = 1
+_OTHERS = 20  # voices that may take the place of one that crashes the library
 _WHEEL = "espeakng-loader"
 
 _ACCENTS: dict[Language, dict[str, tuple[str, ...]]] = {
@@ -232,31 +233,50 @@ def _is_running(process: int) -> bool:
     return True
 
 
-def speak_all(jobs: Iterable[Recording], advance: Callable[[str], None]) -> None:
-    """Let a process of `confide.speech.espeak` make one speaker after the other; the first failure ends it."""
+def speak_all(
+    jobs: Iterable[Recording],
+    advance: Callable[[str], None],
+    instead: Callable[[Recording, int], Recording] | None = None,
+) -> None:
+    """Let a process of `confide.speech.espeak` make one speaker after the other; the first failure ends it.
+
+    Some voices crash the library on some words ("april" by a low en-us+rob), whatever was said before. Where `instead`
+    is given, it names another voice for such a speaker, at most `_OTHERS` times for each.
+    """
     with subprocess.Popen(
         [sys.executable, "-m", "confide.speech.espeak"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8",
     ) as process:  # fmt: skip
         try:
             for job in jobs:
-                _ask(process, job)
+                said, turn = _ask(process, job), 0
+                while said is not None and instead is not None and turn < _OTHERS:
+                    turn += 1
+                    said = _ask(process, instead(job, turn))
+                if said is not None:
+                    raise UserError(
+                        f"the synthetic speaker {job.speaker} could not be made: {said} on one of the "
+                        f"{len(job.texts)} texts that begin with {job.texts[0]!r}; expected words that espeak-ng can "
+                        "say: leave out unusual ones"
+                    )
                 advance(job.speaker)
         except BaseException:
             process.kill()
             raise
 
 
-def _ask(process: subprocess.Popen[str], job: Recording) -> None:
+def _ask(process: subprocess.Popen[str], job: Recording) -> str | None:
+    """Have a speaker made. A crash of the library is answered, everything else that fails is raised."""
     answer = ""
     if process.stdin is not None and process.stdout is not None:
         with suppress(BrokenPipeError):
             process.stdin.write(job.to_json() + "\n")
             process.stdin.flush()
             answer = process.stdout.readline()
-    error = json.loads(answer).get("error") if answer else "the voice process ended without an answer"
-    if error:
+    found: dict[str, str] = json.loads(answer) if answer else {"error": "the voice process ended without an answer"}
+    if "error" in found:
         raise UserError(
-            f"the synthetic speaker {job.speaker} could not be made in {Path(job.folder).parent}: {error}; expected a "
-            f"working {_WHEEL} and a folder that can be written to: reinstall the one or name another cache"
+            f"the synthetic speaker {job.speaker} could not be made in {Path(job.folder).parent}: {found['error']}; "
+            f"expected a working {_WHEEL} and a folder that can be written to: reinstall the one or name another cache"
         )
+    return found.get("crash")
