@@ -17,7 +17,9 @@ from confide.deploy.client import TrainingClient
 from confide.deploy.parcels import Parcel
 from confide.deploy.refusals import RefusedByClient, code_of
 from confide.deploy.remote import JOIN, Terms
+from confide.privacy.accountant import epsilon
 from confide.privacy.budget import Budget
+from confide.privacy.events import Event
 from confide.privacy.trust.own_noise import OwnNoise, Spent
 from confide.privacy.trust.secure import MASKED
 from confide.recipe import load
@@ -30,6 +32,18 @@ def own_noise(tiny: str, state: Path, trust: str, *sets: str) -> OwnNoise:
     client.answer(JOIN, Parcel({"population": 12, **client.identity.facts()}))
     assert client.noise is not None
     return client.noise
+
+
+@pytest.mark.parametrize(("trust", "moves"), [("local", 2.0), ("distributed", 1.0)])
+def test_a_client_that_adds_noise_pays_what_its_answers_cost_against_a_server_that_knows_of_them(
+    trust: str, moves: float, tiny: str, tmp_path: Path
+) -> None:
+    noise = own_noise(tiny, tmp_path, trust, "privacy.noise_multiplier=4")
+    for step in range(3):
+        noise.charge(0, step)
+    charged = [each.event for each in Budget.read(tmp_path / "budget.jsonl").charges]
+    plain = Event("everyone", 1.0, 12, 12, 4.0 / moves, 1.0)  # nothing is amplified by sampling
+    assert epsilon(charged, 1e-5, "pld") == epsilon([plain] * 3, 1e-5, "pld")
 
 
 def in_process(what: Callable[..., Any], *given: Any) -> Any:

@@ -66,7 +66,7 @@ def test_sampled_turns_are_answered_by_the_users_of_the_group_and_cost_a_client_
     for path in tmp_path.glob("*/budget.jsonl"):
         book = Budget.read(path)
         assert [charge.event for charge in book.charges] == [loop.plan.event]
-        assert book.spent()["planned"] == pytest.approx(loop.plan.epsilon(1), rel=1e-3)
+        assert book.summary()["planned"] == pytest.approx(loop.plan.epsilon(1), rel=1e-3)
     # A server that starts anew is charged for anew: too much where it goes on, but never too little.
     run_over(recipe, engine(12, state=tmp_path))
     assert {len(Budget.read(path).charges) for path in tmp_path.glob("*/budget.jsonl")} == {2}

@@ -12,12 +12,14 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats  # type: ignore[import-untyped]
 
 from confide.errors import UserError
-from confide.privacy.accountant import epsilon
+from confide.privacy.accountant import epsilon, renyi_cost
 from confide.privacy.budget import Budget, BudgetSpent, by_run, composed
 from confide.privacy.events import Event
 from confide.privacy.renyi_filter import ORDERS, RenyiFilter
@@ -41,7 +43,7 @@ def make(path: Path, budget: float = 3.0) -> Budget:
 @given(st.lists(st.tuples(st.floats(0.5, 30), st.sampled_from([0.01, 0.2, 1.0])), min_size=1, max_size=30))
 @settings(max_examples=25, deadline=None)
 def test_the_filter_never_states_less_than_ordinary_composition(steps: list[tuple[float, float]]) -> None:
-    """It holds for more, so it can only be looser than PLD of the same releases."""
+    """It holds for more, so what it takes is within the budget by PLD as well, and its loss is never below that."""
     life, taken = RenyiFilter(5.0, 1e-5), list[Event]()
     for z, rate in steps:
         event = gaussian(z, 100) if rate == 1 else sampled(z, rate, 100)
@@ -49,19 +51,66 @@ def test_the_filter_never_states_less_than_ordinary_composition(steps: list[tupl
             life.take(event)
             taken.append(event)
     exact = epsilon(taken, 1e-5, "pld")
-    assert exact <= life.spent + 1e-9
+    assert exact <= life.loss + 1e-9
     assert exact <= 5.0
+    assert 0 < life.used <= 1 or not taken
 
 
-def test_the_filter_of_gaussians_has_its_closed_form() -> None:
-    life = RenyiFilter(100.0, 1e-5)
-    life.take(gaussian(2.0), 10)
+@pytest.mark.parametrize("event", [gaussian(2.0), Event("local", 1.0, 12, 12, 4.0, 1.0)])
+def test_the_filter_of_gaussians_has_its_closed_form(event: Event) -> None:
+    """A local message moves by twice what z is measured in."""
     share = 0.9e-5 / len(ORDERS)
     wanted = min(10 * a / 8 + math.log(1 - 1 / a) - math.log(share * a) / (a - 1) for a in ORDERS)
-    assert life.spent == pytest.approx(wanted, rel=1e-9)
-    local = RenyiFilter(100.0, 1e-5)
-    local.take(Event("local", 1.0, 12, 12, 4.0, 1.0), 10)
-    assert local.spent == pytest.approx(wanted, rel=1e-9), "a message moves by twice what z is measured in"
+    assert RenyiFilter(wanted + 1e-9, 1e-5).takes(event, 10)
+    assert not RenyiFilter(wanted - 1e-9, 1e-5).takes(event, 10)
+    life = RenyiFilter(wanted, 1e-5)
+    life.take(event, 10)
+    assert life.used == pytest.approx(1)
+    assert life.loss == pytest.approx(min(10 * a / 8 - math.log(1e-5 / len(ORDERS)) / (a - 1) for a in ORDERS))
+
+
+def test_what_is_used_grows_with_every_release_and_is_one_where_the_budget_ends() -> None:
+    life, step = RenyiFilter(3.0, 1e-5), sampled(4.0)
+    used = [life.used]
+    while life.takes(step):
+        life.take(step)
+        used.append(life.used)
+    assert used[0] == 0
+    assert sorted(set(used)) == used
+    assert used[-1] <= 1 < used[-1] + used[1]
+    cut = Event("poisson", 0.01, 100, 10_000, 50.0, 1.0, most=170)
+    life = RenyiFilter(3.0, 1e-5)
+    life.take(cut, life.room(cut, 10**9))
+    assert life.used == pytest.approx(1, abs=0.01), "delta for cohorts that are cut down can be what ends it"
+    assert math.isinf(life.loss), "their loss is not bounded by that of Poisson cohorts"
+
+
+def test_the_loss_so_far_holds_whenever_somebody_looks() -> None:
+    """Somebody who looks after each release, chooses the next noise by what was seen, and stops at the worst moment.
+
+    The loss of a Gaussian release of multiplier z is normal with mean 1 / (2 z^2) and variance 1 / z^2.
+    """
+    draw, delta, paths, steps = np.random.default_rng(5), 0.05, 2000, 120
+    lost, passed, passed_planned = np.zeros(paths), np.zeros(paths, bool), np.zeros(paths, bool)
+    costs = np.zeros((len(ORDERS), paths))
+    orders = np.array(ORDERS)[:, None]
+    squares = np.zeros(paths)
+    for _ in range(steps):
+        z = np.where(lost > 0.5 * np.sqrt(squares), 4.0, 12.0)  # where it went badly, more is asked
+        lost += draw.normal(1 / (2 * z**2), 1 / z)
+        costs += orders / (2 * z**2)
+        squares += 1 / z**2
+        passed |= lost > (costs - np.log(delta / len(ORDERS)) / (orders - 1)).min(axis=0)
+        planned = squares / 2 + np.sqrt(squares) * 1.645  # of a fixed plan a loss is above that in a twentieth
+        passed_planned |= lost > planned
+    life = RenyiFilter(100.0, delta)
+    life.take(gaussian(4.0), 3)
+    life.take(gaussian(12.0), 2)
+    squares_of_it = 3 / 16 + 2 / 144
+    stated = min(a * squares_of_it / 2 - math.log(delta / len(ORDERS)) / (a - 1) for a in ORDERS)
+    assert life.loss == pytest.approx(stated), "that is what was held against the losses"
+    assert passed.mean() <= delta
+    assert passed_planned.mean() > 2 * delta, "a bound for a fixed plan does not hold for who looks meanwhile"
 
 
 @pytest.mark.parametrize("budget", [0.5, 3.0, 8.0])
@@ -92,7 +141,7 @@ def test_releases_of_several_adjacencies_are_added_up(tmp_path: Path) -> None:
     people.charge("a", sampled(3.0), count=5)
     people.charge("b", other, count=2)
     apart = epsilon([sampled(3.0)] * 5, 5e-6, "pld") + epsilon([other] * 2, 5e-6, "rdp")
-    assert people.spent()["planned"] == pytest.approx(apart)
+    assert people.summary()["planned"] == pytest.approx(apart)
     assert composed([sampled(3.0), gaussian(3.0)], 1e-5) == epsilon([sampled(3.0), gaussian(3.0)], 1e-5, "pld")
     assert [run["releases"] for run in by_run(people)] == [5, 2]
 
@@ -165,7 +214,7 @@ def test_two_runs_at_once_never_pass_the_budget_together(tmp_path: Path) -> None
         process.join(60)
     after = Budget.read(people.path)
     assert len(after.charges) == alone
-    assert after.spent()["filter"] <= 3.0
+    assert after.filter.used <= 1
 
 
 def recipe_with(people: Budget, *sets: str, tiny: str) -> object:
@@ -258,9 +307,41 @@ def test_the_command_begins_and_shows_a_budget(tmp_path: Path, command: Callable
     Budget.read(path).charge("first", gaussian(5.0), what="digits", claimed=True)
     code, out, _ = command("budget", path)
     assert code == 0
-    assert "patients: epsilon" in out
-    assert "claimed, not enforced" in out
+    said = " ".join(out.split())
+    assert "patients: epsilon 8 at delta 1e-05 is promised for their whole life" in said
+    assert "% of it is used, by 1 release" in said
+    assert "with probability 1 - 1e-05" in said
+    assert "a user's data are there or are empty" in said
+    assert "not against the server of distributed trust" in said
+    assert "claimed, not enforced" in said
+    assert "is spent" not in said
     found = json.loads(command("budget", path, "--json")[1])
-    assert found["epsilon"] == 8
-    assert found["spent"] + found["left"] == pytest.approx(8)
+    assert (found["epsilon"], found["delta"]) == (8, 1e-5)
+    assert not {"spent", "left"} & found.keys(), "what a filter has taken is no epsilon"
+    assert found["used"] == Budget.read(path).filter.used
+    assert found["loss_so_far"] == Budget.read(path).filter.loss > found["epsilon_if_planned"]
+    assert "empty" in found["adjacency"]
     assert found["runs"][0]["claimed"] is True
+
+
+@pytest.mark.parametrize(
+    "event",
+    [gaussian(3.0), sampled(3.0), Event("fixed", 0.5, 6, 12, 3.0, 1.0), Event("local", 0.5, 6, 12, 3.0, 1.0),
+     Event("cyclic", 0.25, 3, 12, 3.0, 1.0, separation=4, rounds=8, bands=2),
+     Event("cyclic_poisson", 0.25, 3, 12, 3.0, 1.0, separation=2, rounds=8, bands=2)],
+    ids=lambda event: event.sampler,
+)  # fmt: skip
+def test_every_charge_covers_a_user_whose_data_are_empty_whatever_the_runs_own_adjacency(event: Event) -> None:
+    """So runs of several adjacencies can be added up: that neighbour is one of each of them."""
+    rate, z = event.turn_rate, event.noise_multiplier
+    if event.sampler in ("everyone", "cyclic", "local"):
+        rate = 1.0
+    grid = np.linspace(-30, 31, 200_001)
+    empty = stats.norm.logpdf(grid, 0, z)
+    there = np.logaddexp(np.log1p(-rate) if rate < 1 else -np.inf, np.log(rate) + stats.norm.logpdf(grid, 1, z) - empty)
+    for order, cost in zip(ORDERS, renyi_cost(event, ORDERS), strict=True):
+        if order > 16 or math.isinf(cost):
+            continue
+        for sign in (order, 1 - order):
+            moment = np.trapezoid(np.exp(sign * there + empty), grid)
+            assert cost >= event.turns * math.log(moment) / (order - 1) - 1e-9

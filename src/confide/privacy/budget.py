@@ -5,6 +5,17 @@ population is a file of its own: an append-only chain of lines as a ledger's (`c
 fixes (epsilon, delta) for good. A privacy filter (`confide.privacy.renyi_filter`) refuses the release that would pass
 it. A deployed client keeps the budget of its own life with the same code, over all servers and recipes.
 
+What it promises. Its (epsilon, delta) over all runs together, however these are chosen, against whoever sees the
+models: the releases are charged as the runs' own ledgers state them. (A deployed client with local or distributed trust
+charges what its answers cost against the server.) Two neighbours differ in one user, whose data are there in one and
+empty in the other, in all runs alike; the number of users is the same. Runs of different adjacencies can be added up:
+
+    poisson, everyone              a user that is not there adds nothing to any sum, as one with empty data;
+    cyclic, cyclic_poisson         the same, beside a public schedule or public groups;
+    fixed, local                   a user's data are replaced by any other, also by empty ones: charged for more.
+
+For two data sets of a user of which none is empty, a budget promises twice its epsilon, by way of the empty one.
+
 Never too little. Under a lock on the file the new lines of others are read, the filter is asked, and the line is on
 disk before the run's own ledger gets its line, and before the release. A kill in between leaves a charge without a
 release. Charging step by step needs no settlement: a run that ends early has charged what it made. Two runs at once
@@ -18,6 +29,7 @@ charged. Correlated noise is one release for the whole run, charged once for eac
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import secrets
 from collections import Counter
@@ -29,11 +41,13 @@ from typing import Any, BinaryIO
 
 from confide.errors import UserError
 from confide.privacy import chain
-from confide.privacy.accountant import Accountant, epsilon, shown
+from confide.privacy.accountant import Accountant, epsilon
 from confide.privacy.events import Event
 from confide.privacy.renyi_filter import RenyiFilter
 
 FILE = "budget.jsonl"
+NEIGHBOURS = "a user's data are there or are empty, in all runs alike; the number of users is the same"
+"""The adjacency of every budget."""
 
 
 class BudgetSpent(UserError):
@@ -150,11 +164,11 @@ class Budget:
                 f"{users}; a budget belongs to one population. Begin another with `confide budget --init`"
             )
 
-    def spent(self) -> dict[str, Any]:
-        """What was spent: by the filter, and by ordinary composition, which takes all runs as planned beforehand."""
+    def summary(self) -> dict[str, Any]:
+        """How far it is: the share that is used, the loss so far, and epsilon had all runs been planned beforehand."""
         events = [event for charge in self.charges for event in [charge.event] * charge.count]
-        delta = float(self.header["delta"])
-        return {"filter": self.filter.spent, "planned": composed(events, delta), "releases": len(events)}
+        planned = composed(events, float(self.header["delta"]))
+        return {"used": self.filter.used, "loss": self.filter.loss, "planned": planned, "releases": len(events)}
 
     def _check(self, event: Event, count: int) -> None:
         if self.header["shared"]:
@@ -162,7 +176,7 @@ class Budget:
         if not self.filter.takes(event, count):
             raise BudgetSpent(
                 f"{self.path} ({self.header['population']}): the release would pass epsilon {self.header['epsilon']:g} "
-                f"at delta {self.header['delta']:g}; epsilon {shown(self.filter.spent)} is spent by "
+                f"at delta {self.header['delta']:g}; {percent(self.filter.used)} of that is used, by "
                 f"{self.filter.taken} releases. It was not made"
             )
 
@@ -216,11 +230,16 @@ class Budget:
         self.filter.take(event, charge.count)
 
 
+def percent(share: float) -> str:
+    """A share that is used, rounded up."""
+    return f"{min(100.0, math.ceil(1000 * min(share, 1.0)) / 10):g} %"
+
+
 def composed(events: list[Event], delta: float) -> float:
-    """Epsilon of releases that were all planned beforehand.
+    """Epsilon of releases that were all planned beforehand, for a user whose data are there or are empty.
 
     Of one adjacency: by PLD where it has a proof, else by RDP. Of several: by basic composition, with delta shared out
-    among them; a user's neighbour is then, in each run, what that run's adjacency says.
+    among them.
     """
     groups: dict[str, list[Event]] = {}
     for event in events:

@@ -18,6 +18,17 @@ coins differ only where a cohort was cut down, which happens with probability c 
 holds at delta' for plain Poisson sampling holds at delta' + (1 + e^epsilon) c, and a release is refused with which
 (1 + e^epsilon) c would pass the tenth of delta that is kept for it.
 
+What the filter promises is the epsilon and delta that were fixed beforehand, for all that it lets through. It says
+nothing of a smaller epsilon for what was let through so far: a filter is no odometer. Two numbers say how far it is:
+
+* `used`, the share of the budget of the order that lasts longest (or of the delta for overflow, if more of that is).
+* `loss`, a bound on the privacy loss that holds at every time at once. For a fixed order a, exp((a - 1) (L - R)) is a
+  supermartingale, L being the log of how much likelier what was released is with the user's data than without, and R
+  the sum of the releases' divergences, each given everything before it. It starts at 1, so by Ville's inequality
+  L > R + log(K / delta) / (a - 1) ever happens with probability delta / K at most; and for all K orders with delta
+  (odometers of Renyi divergence: Feldman and Zrnic 2021; Lecuyer 2021). It needs no fixed end, but the
+  coupling above moves probabilities and not losses: where a cohort may have been cut down, no loss is stated.
+
 Conditions: the epsilon and delta of the filter are fixed before the first release; every release is charged before it
 is made; a release's divergence is bounded for every past, which holds here since an event's cost follows from its noise
 and sampling alone. Order and delta give epsilon by Canonne, Kamath and Steinke (2020), Proposition 12:
@@ -51,7 +62,7 @@ class RenyiFilter:
         >>> life = RenyiFilter(epsilon=3.0, delta=1e-5)
         >>> while life.takes(step):
         ...     life.take(step)
-        >>> 5 < life.taken < 9, life.spent <= 3
+        >>> 5 < life.taken < 9, 0.8 < life.used <= 1
         (True, True)
     """
 
@@ -65,10 +76,7 @@ class RenyiFilter:
 
     def takes(self, event: Event, count: int = 1) -> bool:
         """Whether so many of these releases are within the budget."""
-        cut = self.overflow + count * event.overflow
-        if cut > 0 and cut > _FOR_OVERFLOW * self.delta / (1 + math.exp(min(self.epsilon, 700.0))):
-            return False
-        return self._epsilon(self._with(event, count)) <= self.epsilon
+        return self._used(self._with(event, count), self.overflow + count * event.overflow) <= 1
 
     def take(self, event: Event, count: int = 1) -> None:
         self.costs, self.taken = self._with(event, count), self.taken + count
@@ -86,19 +94,24 @@ class RenyiFilter:
         return low
 
     @property
-    def spent(self) -> float:
-        """The epsilon of what was taken; the filter's promise is `epsilon`, whoever chose what on the way."""
-        return 0.0 if self.taken == 0 else self._epsilon(self.costs)
+    def used(self) -> float:
+        """The share of the budget that is used, from 0 to 1. It is no epsilon: the promise is `epsilon` as a whole."""
+        return self._used(self.costs, self.overflow)
 
-    def _epsilon(self, costs: list[float]) -> float:
+    @property
+    def loss(self) -> float:
+        """What no privacy loss has passed at any time so far, but with probability delta; infinite where none holds."""
+        if self.overflow > 0:
+            return math.inf
+        room = math.log(len(ORDERS) / self.delta)
+        return min(cost + room / (order - 1) for cost, order in zip(self.costs, ORDERS, strict=True))
+
+    def _used(self, costs: list[float], overflow: float) -> float:
         share = (1 - _FOR_OVERFLOW) * self.delta / len(ORDERS)
-        return max(
-            0.0,
-            min(
-                cost + math.log1p(-1 / order) - math.log(share * order) / (order - 1)
-                for cost, order in zip(costs, ORDERS, strict=True)
-            ),
-        )
+        budgets = [self.epsilon - math.log1p(-1 / a) + math.log(share * a) / (a - 1) for a in ORDERS]
+        orders = (cost / room for cost, room in zip(costs, budgets, strict=True) if room > 0)
+        cut = overflow * (1 + math.exp(min(self.epsilon, 700.0))) / (_FOR_OVERFLOW * self.delta)
+        return max(min(orders, default=math.inf), cut)
 
 
 def _cost(event: Event) -> tuple[float, ...]:

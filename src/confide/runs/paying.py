@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 
 from confide.errors import UserError
-from confide.privacy.accountant import shown
-from confide.privacy.budget import Budget, BudgetSpent
+from confide.privacy.budget import Budget, BudgetSpent, percent
 from confide.privacy.events import Event
 from confide.privacy.ledger import Ledger
 from confide.run import Loop
@@ -41,9 +40,9 @@ def check_budget(loop: Loop) -> None:
     events = [plan.mechanism.event_at(step, bound) for step in range(plan.steps)]
     if not people.filter.takes(events[0]):
         raise BudgetSpent(
-            f"{path} ({people.header['population']}) has not enough left for one step of this run: epsilon "
-            f"{shown(people.filter.spent)} of {people.header['epsilon']:g} is spent. More noise or smaller cohorts "
-            "cost less"
+            f"{path} ({people.header['population']}) has not enough left for one step of this run: "
+            f"{percent(people.filter.used)} of its epsilon {people.header['epsilon']:g} is used. More noise or smaller "
+            "cohorts cost less"
         )
     room = people.filter.room(min(events, key=lambda event: event.noise_multiplier), wanted)
     if room < wanted:
