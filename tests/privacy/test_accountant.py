@@ -18,7 +18,18 @@ from scipy.optimize import brentq  # type: ignore[import-untyped]
 from scipy.special import log_ndtr  # type: ignore[import-untyped]
 
 from confide.errors import UserError
-from confide.privacy.accountant import PLD_DELTA, Accountant, accountant_used, epsilon, noise_multiplier, shown
+from confide.privacy.accountant import (
+    COLOURS,
+    PLD_DELTA,
+    SCALE,
+    Accountant,
+    accountant_used,
+    epsilon,
+    noise_multiplier,
+    protection,
+    shown,
+    strength,
+)  # fmt: skip
 from confide.privacy.events import Event, Sampler
 from confide.privacy.ledger import Entry
 from confide.privacy.trust.server_view import ServerView, left_of_server, most_draws, server_view
@@ -570,3 +581,14 @@ def test_a_client_that_helps_the_server_leaves_half_of_the_variance() -> None:
     entries = [Entry(step, 0, "", everyone(4.0)) for step in range(20)]
     seen = server_view(entries, 1e-5, "pld", left_of_server(1))
     assert seen.epsilon == pytest.approx(epsilon([everyone(4.0 / math.sqrt(2))] * 20, 1e-5, "pld"), rel=1e-6)
+
+
+def test_one_scale_has_a_word_for_every_epsilon_and_its_ends_belong_to_the_better_word() -> None:
+    words = [strength(e) for e in (0, 1, 1.001, 10, 10.1, 50, 50.1, math.inf, None)]
+    assert words == ["strong", "strong", "moderate", "moderate", "weak", "weak", "none", "none", "none"]
+    assert strength(0.1, 1e-3, 1000) == "strong"
+    assert strength(0.1, 1e-3, 1001) == "none"
+    assert protection(0.1, 1e-3, 1001) == "no protection: delta is above 1 / population"
+    assert protection(8.0, 1e-6, 1001) == "moderate protection"
+    assert protection(None) == "no protection"
+    assert COLOURS.keys() == {*SCALE, "none"}

@@ -70,7 +70,7 @@ def _show_speech(found: SpeechEvaluation) -> None:
         (each.name, percent(each.wer, 1), percent(each.cer, 1), f"{each.utterances:,}", f"{each.words:,}")
         for each in scores.speakers
     ]
-    print_table(("speaker", "WER %", "CER %", "utterances", "words"), ends(speakers), width=80)
+    print_table(("speaker", "word errors, %", "character errors, %", "utterances", "words"), ends(speakers), width=80)
     skipped, reasons = sum(found.skipped_by_reason.values()), counts(found.skipped_by_reason)
     print(
         f"{len(scores.speakers):,} speakers, {scores.utterances:,} utterances, {scores.wer.total:,} words; "

@@ -247,13 +247,16 @@ def _show(answer: Answer, as_json: bool) -> None:
     if as_json:
         print_json(answer.to_json())
         return
-    from confide.privacy.accountant import shown
+    from confide.privacy.accountant import COLOURS, protection, shown, strength, too_large
 
     point = answer.point
+    spent = (answer.epsilon[answer.accountant], point.delta, point.population)
+    word = strength(*spent)
     s = point.noise_multiplier / point.cohort
     lines = {
         "epsilon": f"{shown(answer.epsilon['pld'])} by PLD, {shown(answer.epsilon['rdp'])} by RDP",
-        "delta": f"{point.delta:g}",
+        "that is": f"[{COLOURS[word]}]{protection(*spent)}[/]",
+        "delta": f"[red]{point.delta:g}, above 1 / population[/]" if too_large(*spent[1:]) else f"{point.delta:g}",
         "noise": f"multiplier z = {point.noise_multiplier:.6g} (s = {s:.4g} per user)",
         "cohort": f"{point.cohort:,}",
         "population": f"{point.population:,} (rate {point.rate:.4g})",

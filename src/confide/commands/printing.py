@@ -84,18 +84,22 @@ def _warn_of_large_delta(summary: dict[str, Any]) -> None:
 
 
 def _summary_rows(summary: dict[str, Any], out: Path) -> Iterable[Row]:
-    from confide.privacy.accountant import shown
+    from confide.federated.items import in_words
+    from confide.privacy.accountant import COLOURS, shown
     from confide.runs.stated import stated
 
     for name, value in summary["metrics"].items():
-        yield name, number(value)
+        yield in_words(name), number(value)
     for name, value in summary["metrics_mean_of_last"].items():
-        yield f"{name}, mean of the last steps", number(value)
+        yield f"{in_words(name)}, mean of the last steps", number(value)
     found = stated(out, curve=False)
     if found.epsilon is None:
         yield "privacy", found.said
     else:
-        yield "epsilon", f"{shown(found.epsilon)} at delta {found.delta:g}"
+        yield (
+            "epsilon",
+            f"{shown(found.epsilon)} at delta {found.delta:g}: [{COLOURS[found.strength]}]{found.protection}[/]",
+        )
         yield "for every", f"{found.unit.name}. {found.unit.said}"
         if found.trust == "distributed":
             yield "against others", found.said_of_others

@@ -40,7 +40,7 @@ def publish(
     Example: `confide publish runs/digits public/digits --data "Digits, written by 287 people." --license apache-2.0`
     """
     from confide.files import SECRET
-    from confide.privacy.accountant import shown
+    from confide.privacy.accountant import protection, shown
     from confide.runs import publish as publishing
     from confide.runs.card import Words
 
@@ -49,6 +49,8 @@ def publish(
         print_json(written)
         return
     print(f"{out} holds {', '.join(written['files'])}")
-    print(f"it states epsilon {shown(written['epsilon'])} at delta {written['delta']:g} for every {written['unit']}")
+    spent, delta = written["epsilon"], written["delta"]
+    stated = f"epsilon {shown(spent)} at delta {delta:g} ({protection(spent, delta)})"
+    print(f"it states {stated} for every {written['unit']}")
     stay = sorted(path.name for path in run.iterdir() if path.name not in written["files"] and path.name != ".lock")
     print(f"what stays behind in {run}, and must not leave ({SECRET} least of all): {', '.join(stay)}")

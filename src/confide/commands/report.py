@@ -80,13 +80,16 @@ def watch(run: Folder) -> None:
 
 
 def _show(found: Comparison) -> None:
+    from confide.federated.items import in_words
+
     rows = []
     for run in found.runs:
         summary, (value, between, epsilon) = run.summary, run.shown
-        epsilon += "" if summary["epsilon"] is None else f" at {summary['delta']:g}"
+        if summary["epsilon"] is not None:
+            epsilon += f" at {summary['delta']:g}: {run.protection}"
         cohort = f"{summary['cohort']:,} of {summary['population']:,}"
         steps, seconds = f"{summary['steps']:,}", f"{summary['seconds']:.1f}"
-        rows.append((run.name, run.metric, value, between, epsilon, cohort, steps, seconds))
+        rows.append((run.name, in_words(run.metric), value, between, epsilon, cohort, steps, seconds))
     columns: Row = ("run", "metric", "value", "95 % interval", "epsilon", "cohort", "steps", "seconds")
     print_table(columns, rows, left=2, width=_WIDTH, overflow="fold")
     if found.recipes:

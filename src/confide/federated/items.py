@@ -18,6 +18,18 @@ from confide.errors import UserError
 from confide.files import write_atomically
 
 FILE = "scores.json"
+_WORDS = {"wer": "word error rate, %", "cer": "character error rate, %", "test_loss": "test loss"}
+
+
+def in_words(metric: str) -> str:
+    """A metric's name for people; files and JSON keep the short one."""
+    return _WORDS.get(metric, metric)
+
+
+def measured(metric: str, value: float) -> str:
+    """A metric with its value in a sentence: `word error rate 7.25 %`."""
+    name = in_words(metric)
+    return f"{name.removesuffix(', %')} {value:.4g}" + (" %" if name.endswith(", %") else "")
 
 
 @dataclass(frozen=True)

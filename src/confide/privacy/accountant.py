@@ -74,6 +74,32 @@ def shown(value: float | None) -> str:
     return f"{float(Decimal(value).quantize(place, ROUND_CEILING)):.4g}"
 
 
+Strength = Literal["strong", "moderate", "weak", "none"]
+SCALE: dict[Strength, float] = {"strong": 1.0, "moderate": 10.0, "weak": 50.0}
+"""The one scale of words: up to which epsilon each may be said. Above the last, and without a guarantee: none."""
+COLOURS: dict[Strength, str] = {"strong": "green", "moderate": "blue", "weak": "yellow", "none": "red"}
+
+
+def too_large(delta: float | None, population: int | None) -> bool:
+    """Whether delta is above 1 / population: publishing all data of one random user would be within it."""
+    return delta is not None and population is not None and delta * population > 1
+
+
+def strength(epsilon: float | None, delta: float | None = None, population: int | None = None) -> Strength:
+    """How well an epsilon protects, in a word; none also where delta is too large for the population."""
+    if epsilon is None or too_large(delta, population):
+        return "none"
+    return next((word for word, most in SCALE.items() if epsilon <= most), "none")
+
+
+def protection(epsilon: float | None, delta: float | None = None, population: int | None = None) -> str:
+    """The word with its noun, and with the reason where it is delta's: `moderate protection`."""
+    word = strength(epsilon, delta, population)
+    if epsilon is not None and too_large(delta, population):
+        return "no protection: delta is above 1 / population"
+    return "no protection" if word == "none" else f"{word} protection"
+
+
 def rough_epsilon(releases: Iterable[tuple[float, float, int]], delta: float) -> float:
     """A loose upper bound, in milliseconds, from whole Renyi orders alone: to begin a search or choose a grid by.
 

@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 
 from confide.errors import UserError
 from confide.privacy import accountant
-from confide.privacy.accountant import Accountant, accountant_used, shown
+from confide.privacy.accountant import Accountant, Strength, accountant_used, protection, shown, strength
 from confide.privacy.adversaries import Adversary, adversaries
 from confide.privacy.events import Event
 from confide.privacy.ledger import Ledger
@@ -120,6 +120,19 @@ class Statement(Section):
             said += f" against whoever sees the models alone; {self.said_of_others}"
         said += "".join(f"; it does not cover {what}" for what in self.own_gaps)
         return said + "".join(f"; it takes as public {what}" for what in self.own_public)
+
+    @property
+    def strength(self) -> Strength:
+        """The word for it on the one scale of words."""
+        return strength(self.epsilon, self.delta, self.population)
+
+    @property
+    def protection(self) -> str:
+        return protection(self.epsilon, self.delta, self.population)
+
+    @property
+    def population(self) -> int | None:
+        return None if self.sampler is None else self.sampler.population
 
     @property
     def own_gaps(self) -> list[str]:

@@ -114,7 +114,7 @@ class Answer:
         found, point, name = [], self.point, self.accountant.upper()
         if point.rate > 0.5:
             found.append(f"the sampling rate {point.rate:.3g} is above 0.5: sampling hardly adds to the privacy.")
-        if point.delta * point.population > 1:
+        if accounting.too_large(point.delta, point.population):
             found.append(
                 f"delta {point.delta:g} is above 1/K = {1 / point.population:.3g}: a mechanism that publishes all data "
                 "of one random user can be within it."
@@ -123,8 +123,10 @@ class Answer:
             found.append(f"PLD is no bound below delta {accounting.PLD_DELTA:g}: both epsilons are by RDP.")
         if math.isinf(self.epsilon[self.accountant]):
             found.append(f"{name} proves nothing here (too little noise or delta): ask the other accountant.")
-        elif self.epsilon[self.accountant] > 10:
-            found.append(f"epsilon is above 10 by {name}: hardly a protection in practice.")
+        elif (word := accounting.strength(self.epsilon[self.accountant])) in ("weak", "none"):
+            limit = accounting.SCALE["moderate" if word == "weak" else "weak"]
+            said = accounting.protection(self.epsilon[self.accountant])
+            found.append(f"epsilon is above {limit:g} by {name}: {said}.")
         return tuple(found)
 
     def to_json(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import math
 import textwrap
 from collections.abc import Iterator
 
-from confide.privacy.accountant import shown
+from confide.privacy.accountant import SCALE, shown
 from confide.privacy.gaussian import SEEDED_END
 from confide.privacy.guarantee import NO_GUARANTEE, Statement
 from confide.settings import UNSAID, Unit
@@ -30,7 +30,7 @@ def text(found: Statement) -> str:
 
 def sections(found: Statement) -> Iterator[tuple[str, list[str]]]:
     """Titles, each with its sentences."""
-    yield "What is promised", [promise(found)]
+    yield "What is promised", [promise(found), *scaled(found)]
     yield "What a user is", [f"A user is: {found.unit.name}. {found.unit.said}"]
     if found.epsilon is not None:
         yield "How the number arises", list(_accounting(found))
@@ -52,6 +52,14 @@ def promise(found: Statement) -> str:
     )
 
 
+def scaled(found: Statement) -> list[str]:
+    """The promise on the one scale of words; nothing where nothing is promised."""
+    if found.epsilon is None or found.delta is None:
+        return []
+    limits = ", ".join(f"up to {most:g} {word}" for word, most in SCALE.items())
+    return [f"That is {found.protection}. (The scale is one of words for epsilon: {limits}, above that none.)"]
+
+
 def meaning(epsilon: float, delta: float, unit: Unit = UNSAID, adjacency: str | None = None) -> str:
     """Epsilon in one sentence, rounded to the unsafe side; "you" only where a user is a person."""
     whom = "you" if unit.person else "a given user"
@@ -60,7 +68,10 @@ def meaning(epsilon: float, delta: float, unit: Unit = UNSAID, adjacency: str | 
         what = f"which of two given sets of data {whom} had"
     right = math.ceil(1000 * guess(epsilon, delta)) / 10
     if right >= 99.95:
-        return f"Whoever sees the model and wants to know {what} may be right practically always: this protects nobody."
+        return (
+            f"In the worst case that this allows, whoever sees the model and guesses {what} is right practically "
+            "always; a coin is right 50 %."
+        )
     return (
         f"Whoever sees the model and guesses {what} is right at most {right:.4g} % of the time; a coin is right 50 %."
     )

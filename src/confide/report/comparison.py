@@ -6,7 +6,7 @@ import html
 from pathlib import Path
 from typing import Any
 
-from confide.federated.items import Items
+from confide.federated.items import Items, in_words
 from confide.files import read_json_lines, write_atomically
 from confide.report.charts import Chart, Line, number
 from confide.report.sections import MOST_GROUPS
@@ -48,7 +48,7 @@ def _runs(found: Comparison) -> str:
         delta = "" if summary["epsilon"] is None else f"{summary['delta']:g}"
         of = f"{summary['cohort']:,} of {summary['population']:,}"
         size = [f"{summary['steps']:,}", f"{summary['seconds']:.4g}", str(summary["seed"])]
-        before, after = map(_plain_cells, ([run.metric, value, between], [epsilon, delta, of, *size]))
+        before, after = map(_plain_cells, ([in_words(run.metric), value, between], [epsilon, delta, of, *size]))
         inner = f"{before}<td>{_whisker(run, low, high)}</td>{after}"
         rows.append(f"<tr class=c{place % 8}><th scope=row>{_DOT}{html.escape(run.name)}</th>{inner}</tr>")
     heads = ("run", "metric", "value", "95 % interval", "", "epsilon", "delta", "cohort", "steps", "seconds", "seed")
@@ -114,7 +114,10 @@ def _charts(found: Comparison) -> list[Chart]:
 
     metrics = dict.fromkeys(run.metric for run in found.runs)
     return [
-        *(Chart(metric, "Of the central model on the test set.", lines(metric, scores)) for metric in metrics),
+        *(
+            Chart(in_words(metric), "Of the central model on the test set.", lines(metric, scores))
+            for metric in metrics
+        ),
         Chart("loss of the cohort", "Mean loss of the users, before they train.", lines("loss")),
         Chart("privacy spent", "Epsilon so far.", lines("epsilon"), log=True),
         Chart("signal-to-noise ratio", "Aggregate over noise.", lines("snr"), log=True),

@@ -10,8 +10,8 @@ from typing import Any
 
 from confide.errors import UserError
 from confide.federated.intervals import interval
-from confide.federated.items import Items
-from confide.privacy.accountant import shown
+from confide.federated.items import Items, in_words
+from confide.privacy.accountant import SCALE, shown, too_large
 from confide.privacy.guarantee import NO_GUARANTEE, Statement
 from confide.privacy.mechanisms.none import NOTHING_TO_EXTRAPOLATE
 from confide.privacy.planner import Point, grow
@@ -21,8 +21,7 @@ from confide.report.shell import card
 from confide.runs.comparison import main_metric
 from confide.runs.folder import mechanism_for
 
-TARGET = 10.0
-NAMES = {"wer": "word error rate, %", "accuracy": "accuracy", "suboptimality": "suboptimality"}
+TARGET = SCALE["moderate"]
 
 
 def headline(recipe: Recipe, summary: dict[str, Any] | None, items: Items | None, stated: Statement | str) -> str:
@@ -57,15 +56,15 @@ def _metric(summary: dict[str, Any], items: Items | None) -> str:
     name = main_metric(summary)
     value = summary["metrics"][name]
     if value is None:
-        return card(NAMES.get(name, name), "not finite", "The model has diverged.")
+        return card(in_words(name), "not finite", "The model has diverged.")
     big = f"{value:.2f}" if name == "wer" else f"{value:.4g}"
     if items is None:
-        return card(NAMES.get(name, name), big, "How each test item was answered is not on record: no interval.")
+        return card(in_words(name), big, "How each test item was answered is not on record: no interval.")
     low, high = interval(items)
     units = len(set(items.units.tolist()))
     what = items.groups_called if items.clustered and len(items.names) > 1 else "test items"
     return card(
-        NAMES.get(name, name), big,
+        in_words(name), big,
         f"95 % interval {low:.4g} to {high:.4g}, from drawing the {units:,} {html.escape(what)} of the test set again; "
         f"{items.better} is better.",
     )  # fmt: skip
@@ -73,10 +72,13 @@ def _metric(summary: dict[str, Any], items: Items | None) -> str:
 
 def _epsilon(found: Statement) -> str:
     if found.epsilon is None or found.delta is None:
-        return card("privacy spent: epsilon", "no guarantee", "The model may give its users away.")
+        return card("privacy spent: epsilon", "no guarantee", "The model may give its users away.", kind="none")
     said = meaning(found.epsilon, found.delta, found.unit, found.adjacency)
-    whom = f"at delta {found.delta:g}, for every {html.escape(found.unit.name)}"
-    return card("privacy spent: epsilon", shown(found.epsilon), whom, html.escape(said))
+    large = too_large(found.delta, found.population)
+    delta = f"<span class={'none' if large else 'plain'}>at delta {found.delta:g}</span>"
+    whom = f"{delta}, for every {html.escape(found.unit.name)}"
+    word = f"<b class={found.strength}>{html.escape(found.protection.capitalize())}</b>"
+    return card("privacy spent: epsilon", shown(found.epsilon), word, whom, html.escape(said), kind=found.strength)
 
 
 def _population(recipe: Recipe, summary: dict[str, Any]) -> str:
@@ -118,4 +120,4 @@ def _promise(found: Statement, summary: dict[str, Any]) -> str:
     if not found.noise.for_release:
         said = html.escape(seeded(found.noise.least_multiplier))
         parts.append(said.replace(NOT_FOR_RELEASE, f"<b>{NOT_FOR_RELEASE}</b>"))
-    return f"<p class='note{' promise' if found.epsilon <= TARGET else ''}'>{' '.join(parts)}</p>"
+    return f"<p class='note{' promise' if found.strength in ('strong', 'moderate') else ''}'>{' '.join(parts)}</p>"

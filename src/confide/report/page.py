@@ -8,6 +8,7 @@ from typing import Any
 
 from confide.errors import UserError
 from confide.federated import items as scores
+from confide.federated.items import in_words
 from confide.files import read_json_lines, write_atomically
 from confide.privacy.guarantee import Statement
 from confide.recipe import Recipe
@@ -89,9 +90,10 @@ def _first_metric(records: list[dict[str, Any]]) -> str:
 
 
 def _results(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    rows = [(name, _number(value)) for name, value in summary["metrics"].items()]
+    rows = [(in_words(name), _number(value)) for name, value in summary["metrics"].items()]
     rows += [
-        (f"{name}, mean over the last steps", _number(value)) for name, value in summary["metrics_mean_of_last"].items()
+        (f"{in_words(name)}, mean over the last steps", _number(value))
+        for name, value in summary["metrics_mean_of_last"].items()
     ]
     rows += [
         ("central steps", f"{summary['steps']:,}"),

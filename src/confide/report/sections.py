@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from confide.federated.items import Items
+from confide.federated.items import Items, in_words
 from confide.recipe import Recipe
 from confide.report.charts import COLOURS, Chart, Line, number
 from confide.report.layers import Layers, depth, layers_to_draw, over_steps
@@ -44,12 +44,13 @@ def curves(records: list[Record], recipe: Recipe, metric: str) -> list[str]:
     size = f"on average {np.mean(cohorts):.4g} users"
     charts = [
         Chart(
-            metric, f"{metric} of the central model on the test set.", [Line(metric, [s for s, _ in scores], values)],
+            in_words(metric), "Of the central model on the test set.",
+            [Line(in_words(metric), [s for s, _ in scores], values)],
             log=metric == "suboptimality" and all(v is not None and v > 0 for v in values),
         ),
         *(
-            Chart(name, f"{name} of the central model on the test set.",
-                  [Line(name, [s for s, _ in scores], [e.get(name) for _, e in scores])])
+            Chart(in_words(name), "Of the central model on the test set.",
+                  [Line(in_words(name), [s for s, _ in scores], [e.get(name) for _, e in scores])])
             for name in others
         ),
         Chart("loss of the cohort", "Mean loss of the users at the central model, before they train.",
@@ -95,19 +96,19 @@ def groups(items: Items | None) -> list[str]:
     """The metric of every speaker, class or document, the worst first."""
     if items is None or len(items.names) < 2:
         return []
-    rows, scale = items.table(), "%" if items.scale == 100 else ""
+    rows = items.table()
     ranks = [float(i + 1) for i in range(len(rows))]
     chart = Chart(
-        f"{items.metric} by {items.group}", f"Every {items.group} of the test set, the worst on the left.",
-        [Line(items.metric, ranks, [row[1] for row in rows], dots=True)], x=f"{items.group}, by rank", from_zero=True,
-        level=items.value,
+        f"{in_words(items.metric)} by {items.group}", f"Every {items.group} of the test set, the worst on the left.",
+        [Line(in_words(items.metric), ranks, [row[1] for row in rows], dots=True)], x=f"{items.group}, by rank",
+        from_zero=True, level=items.value,
     )  # fmt: skip
     shown: list[list[Cell]] = [
         [name, (value, f"{value:.4g}"), (float(many), f"{many:,}"), (size, f"{size:,.0f}")]
         for name, value, many, size in rows[:MOST_GROUPS]
     ]
     cut = f" The {MOST_GROUPS:,} worst are listed." if len(rows) > MOST_GROUPS else ""
-    heads = [items.group, f"{items.metric} {scale}".strip(), "items", "words" if items.metric == "wer" else "size"]
+    heads = [items.group, in_words(items.metric), "items", "words" if items.metric == "wer" else "size"]
     return [
         f"<section><h2 id=groups>By {html.escape(items.group)}</h2>",
         f"<p class=soft>{len(rows):,} {html.escape(items.groups_called)} of the test set; dotted: all together, "

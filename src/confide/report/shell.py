@@ -33,10 +33,10 @@ def document(title: str, body: Iterable[str]) -> str:
     )
 
 
-def card(label: str, big: str, *sentences: str) -> str:
-    """A headline; the sentences are HTML."""
+def card(label: str, big: str, *sentences: str, kind: str = "") -> str:
+    """A headline; the sentences are HTML. `kind` is a word of the scale of epsilon, which has a colour."""
     said = "".join(f"<p>{sentence}</p>" for sentence in sentences if sentence)
-    top = f"<div class=label>{html.escape(label)}</div><div class=big>{html.escape(big)}</div>"
+    top = f"<div class=label>{html.escape(label)}</div><div class='big {kind}'>{html.escape(big)}</div>"
     return f"<div class=card>{top}{said}</div>"
 
 

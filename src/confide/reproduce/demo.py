@@ -62,7 +62,7 @@ class Demo:
         """The closing table and where to go from there."""
         cells = [
             {
-                "": row.name, "WER %": f"{row.wer:.1f}", "CER %": f"{row.cer:.1f}",
+                "": row.name, "word error rate, %": f"{row.wer:.1f}", "character error rate, %": f"{row.cer:.1f}",
                 "epsilon as trained": "none" if row.epsilon is None else shown(row.epsilon),
                 "delta": "" if row.epsilon is None else f"{row.delta:g}", "people": f"{row.people:,}",
             }

@@ -25,6 +25,7 @@ import numpy as np
 
 from confide import recipe as recipes
 from confide.errors import UserError
+from confide.federated.items import in_words
 from confide.files import write_atomically
 from confide.privacy import planner
 from confide.privacy.accountant import shown
@@ -39,7 +40,6 @@ EPSILONS = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.7, 8.0, 11.3, 16.0)
 """Where curves have points."""
 FACTORS = (1, 4, 16)
 _DOTS = "Large dots were trained; curves follow from the noise that the planner finds."
-_WORDS = {"wer": "word error rate, %", "cer": "character error rate, %", "accuracy": "accuracy"}
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def page_parts(frontier: Frontier) -> list[str]:
         for spot in frontier.spots
     ]  # fmt: skip
     metric = frontier.spots[0].metric
-    heads = ["recipe", "epsilon as trained", _WORDS.get(metric, metric), "runs", "cohort", "users"]
+    heads = ["recipe", "epsilon as trained", in_words(metric), "runs", "cohort", "users"]
     return [
         "<h1>What privacy costs</h1>",
         *(f"<p>{sentence}</p>" for sentence in sentences(frontier)),
@@ -185,7 +185,7 @@ def charts(frontier: Frontier) -> list[Chart]:
     can be told apart.
     """
     metric = frontier.spots[0].metric
-    name = _WORDS.get(metric, metric)
+    name = in_words(metric)
     if len(frontier.recipes) == 1:
         (recipe,) = frontier.recipes
         lines = [_trained(frontier, recipe), *(_planned(frontier, recipe, factor) for factor in FACTORS)]
@@ -231,7 +231,7 @@ def sentences(frontier: Frontier) -> list[str]:
         least = min((spot for spot in spots if spot.epsilon), key=lambda spot: spot.epsilon or 0.0, default=None)
         if free is None or least is None:
             continue
-        what = _WORDS.get(free.metric, free.metric).removesuffix(", %")
+        what = in_words(free.metric).removesuffix(", %")
         found.append(
             f"{recipe}: with {least.population:,} users, epsilon {shown(least.epsilon)} at delta {least.delta:g} "
             f"moves the {what} from {free.value:.3g} to {least.value:.3g}."

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from confide.federated.items import in_words
 from confide.privacy import wording
 from confide.privacy.accountant import shown
 from confide.privacy.guarantee import Statement
@@ -117,6 +118,7 @@ def _guarantee(stated: Statement) -> str:
         f"## Privacy\n\n**{wording.promise(stated)}**",
         "| | |\n|---|---|",
         f"| epsilon | {shown(stated.epsilon)} |",
+        f"| that is | {stated.protection} |",
         f"| delta | {stated.delta:g} |",
         f"| protected unit | {stated.unit.name} |",
         f"| neighbouring data sets | {stated.adjacency} |",
@@ -149,7 +151,7 @@ def _figures(recipe: Recipe, figures: Sequence[Mapping[str, float]], spread: flo
 def _tests(tests: Mapping[str, float]) -> str:
     if not tests:
         return ""
-    rows = "\n".join(f"| {name} | {value:.6g} |" for name, value in tests.items())
+    rows = "\n".join(f"| {in_words(name)} | {value:.6g} |" for name, value in tests.items())
     return (
         "## Metrics on test data, without noise\n\nBy publishing these the owner says that nobody whose data trained "
         "the model is in the test data. They are computed from the test data without noise: the guarantee "

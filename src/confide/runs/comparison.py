@@ -18,7 +18,7 @@ from confide.errors import UserError
 from confide.federated import items as scores
 from confide.federated.intervals import LEVEL, Difference, difference, holm, interval
 from confide.federated.items import Items
-from confide.privacy.accountant import shown
+from confide.privacy.accountant import protection, shown
 from confide.recipe import Recipe
 from confide.runs import folder as runs
 from confide.runs.parameters import load_parameters_of
@@ -55,6 +55,11 @@ class ComparedRun:
             "" if self.interval is None else f"{self.interval[0]:.4g} to {self.interval[1]:.4g}",
             "no guarantee" if spent is None else shown(spent),
         )
+
+    @property
+    def protection(self) -> str:
+        """Its epsilon on the scale of words."""
+        return protection(*(self.summary[name] for name in ("epsilon", "delta", "population")))
 
 
 @dataclass(frozen=True)

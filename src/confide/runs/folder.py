@@ -325,7 +325,7 @@ def _make_steps(folder: Path, loop: Loop, state: State, quiet: bool) -> None:
                 began = time.perf_counter()
                 record["evaluation"] = evaluate(loop, state)
                 seconds["evaluate"] = time.perf_counter() - began
-                note = f"{loop.task.metric} {record['evaluation'][loop.task.metric]:.4g}"
+                note = items.measured(loop.task.metric, record["evaluation"][loop.task.metric])
             files.write(record, seconds)
             reporter.advance(f"{note} {privacy}".strip())
             if state.step % every == 0 or stop.asked:

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from confide.errors import UserError
-from confide.privacy.accountant import shown
+from confide.federated.items import in_words, measured
+from confide.privacy import ledger
+from confide.privacy.accountant import COLOURS, protection, shown, strength
 from confide.recipe import Recipe
 from confide.runs import folder as runs
 
@@ -84,7 +86,7 @@ class Watched:
         name, values = self.metric()
         last = self.records[-1] if self.records else {}
         value, epsilon = values[-1] if values else None, self.epsilon
-        state = self.state
+        state, terms = self.state, _terms(self.folder)
         if state == "stopped" and epsilon is not None:  # perhaps in the middle of a step, which is paid for
             with suppress(UserError):  # a list of runs shows what it can; `confide ledger` says what is wrong
                 epsilon = runs.check_ledger(self.folder)["epsilon"]
@@ -94,10 +96,22 @@ class Watched:
             value, epsilon = summary["metrics"].get(name), summary["epsilon"]
         return {
             "state": state, "task": self.recipe.task.kind, "step": self.step, "steps": self.recipe.run.steps,
-            "metric": name, "value": value, "epsilon": epsilon, "epsilon_shown": shown(epsilon),
+            "metric": name, "metric_said": in_words(name), "value": value, "epsilon": epsilon,
+            "epsilon_shown": shown(epsilon), **terms, "strength": strength(epsilon, **terms),
+            "protection": protection(epsilon, **terms),
             "seconds": last.get("seconds"), "seconds_left": self.seconds_left,
             **{name: last.get(name) for name in ("loss", "cohort", "snr", "share_bounded")},
         }  # fmt: skip
+
+
+def _terms(folder: Path) -> dict[str, Any]:
+    """Delta and how many users there are, from the first line of the ledger."""
+    try:
+        with (folder / ledger.FILE).open() as lines:
+            header = json.loads(next(lines))["run"]
+        return {name: header.get(name) for name in ("delta", "population")}
+    except (OSError, StopIteration, ValueError, KeyError, TypeError):
+        return {"delta": None, "population": None}
 
 
 def read_run(folder: Path) -> Watched:
@@ -167,8 +181,9 @@ def _line(found: Watched) -> str:
     now = found.to_json()
     parts = [f"step {now['step']}/{now['steps']}"]
     parts += [f"loss {now['loss']:.4g}"] if now["loss"] is not None else []
-    parts += [f"{now['metric']} {now['value']:.4g}"] if now["value"] is not None else []
-    parts += [f"epsilon {shown(now['epsilon'])}"] if now["epsilon"] is not None else []
+    parts += [measured(now["metric"], now["value"])] if now["value"] is not None else []
+    if now["epsilon"] is not None:
+        parts.append(f"epsilon {shown(now['epsilon'])} ({now['protection']})")
     return ", ".join(parts)
 
 
@@ -186,8 +201,8 @@ def _panel(found: Watched) -> Any:
     rows = [
         ("step", f"{now['step']:,} of {now['steps']:,}", "" if left is None else f"about {_duration(left)} left"),
         ("loss", "" if not losses else f"{losses[-1]:.4g}", spark(losses)),
-        (name, "" if not scores else f"{scores[-1]:.4g}", spark(scores)),
-        ("epsilon", "no guarantee" if now["epsilon"] is None else shown(now["epsilon"]), "so far"),
+        (in_words(name), "" if not scores else f"{scores[-1]:.4g}", spark(scores)),
+        ("epsilon", "no guarantee" if now["epsilon"] is None else shown(now["epsilon"]), _so_far(now)),
         ("signal / noise", "" if now["snr"] is None else f"{now['snr']:.3g}", ""),
         ("share bounded", "" if now["share_bounded"] is None else f"{now['share_bounded']:.0%}", ""),
         ("cohort", "" if now["cohort"] is None else f"{now['cohort']:,} users", ""),
@@ -198,6 +213,13 @@ def _panel(found: Watched) -> Any:
     bar = ProgressBar(total=now["steps"], completed=now["step"])
     title = f"{found.recipe.task.kind}, {now['state']}: {found.folder}"  # a long path is cut at its end
     return Panel(Group(bar, table), title=title, expand=False)
+
+
+def _so_far(now: dict[str, Any]) -> str:
+    said = "so far" if now["state"] != "finished" else ""
+    if now["epsilon"] is None or now["delta"] is None:
+        return said
+    return f"{said} at delta {now['delta']:g}: [{COLOURS[now['strength']]}]{now['protection']}[/]".strip()
 
 
 def _duration(seconds: float) -> str:

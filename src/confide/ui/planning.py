@@ -13,7 +13,7 @@ from typing import Any
 
 from confide.errors import UserError
 from confide.privacy import planner
-from confide.privacy.accountant import shown
+from confide.privacy.accountant import protection, shown, strength, too_large
 from confide.privacy.planner import Answer, Noise, Point
 from confide.privacy.wording import meaning
 from confide.report.charts import Chart, Line
@@ -66,6 +66,9 @@ def epsilon(given: Mapping[str, str]) -> dict[str, Any]:
     return {
         "epsilon": spent if math.isfinite(spent) else None,
         "shown": shown(spent),
+        "strength": strength(spent, point.delta, point.population),
+        "protection": protection(spent, point.delta, point.population),
+        "large_delta": too_large(point.delta, point.population),
         "meaning": meaning(spent, point.delta) if math.isfinite(spent) else "PLD proves nothing here.",
         "warnings": list(answer.warnings),
         "noise_per_user": point.noise_multiplier / point.cohort,

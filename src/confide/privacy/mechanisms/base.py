@@ -19,7 +19,7 @@ from torch import Tensor
 
 from confide.errors import UserError
 from confide.privacy import noise
-from confide.privacy.accountant import Accountant, noise_multiplier, shown
+from confide.privacy.accountant import Accountant, noise_multiplier, shown, too_large
 from confide.privacy.events import Event, Sampler
 from confide.privacy.gaussian import Address, Source
 from confide.privacy.guarantee import NO_GUARANTEE
@@ -248,7 +248,9 @@ class Mechanism:
     def _delta_refusals(cls, asked: Asked) -> list[str]:
         """Refuse a delta under which all data of one random user may be published, unless it is asked for."""
         delta, users = asked.privacy.delta, asked.population
-        if not cls.guaranteed or delta is None or users is None or asked.privacy.large_delta or delta * users <= 1:
+        if not cls.guaranteed or delta is None or users is None or asked.privacy.large_delta:
+            return []
+        if not too_large(delta, users):
             return []
         return [
             f"privacy.delta={delta:g} is above 1 / population = {1 / users:.3g} ({users:,} users): publishing all data "

@@ -10,6 +10,7 @@ from statistics import mean
 from typing import Any
 
 from confide.errors import UserError, explained
+from confide.federated.items import in_words
 
 try:
     import matplotlib as mpl
@@ -147,7 +148,11 @@ def draw_run(folder: Path, records: list[dict[str, Any]], metric: str) -> list[P
     scores = points(metric, [{"step": r["step"], **r["evaluation"]} for r in records if r.get("evaluation")])
     norms = {"before bounding": points("update_norm"), "after bounding": points("bounded_norm")}
     curves: dict[str, tuple[str, dict[str, list[tuple[int, float]]], bool]] = {  # title, lines, logarithmic
-        "metric": (metric, {metric: scores}, metric == "suboptimality" and all(value > 0 for _, value in scores)),
+        "metric": (
+            in_words(metric),
+            {in_words(metric): scores},
+            metric == "suboptimality" and all(value > 0 for _, value in scores),
+        ),
         "loss": ("mean loss of the cohort", {"loss": points("loss")}, False),
         "norms": ("norm of a user's update", norms, True),
         "snr": ("signal-to-noise ratio", {"snr": points("snr")}, False),

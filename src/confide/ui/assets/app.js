@@ -83,7 +83,9 @@
       const found = await ask("api/plan", given, { signal });
       if (mine !== turn) return;
       $("epsilon").textContent = found.epsilon === null ? "none" : found.shown;
-      $("epsilon").classList.remove("busy", "error");
+      $("epsilon").className = "big " + found.strength;
+      $("protection").textContent = found.protection[0].toUpperCase() + found.protection.slice(1);
+      $("protection").className = found.strength;
       $("meaning").textContent = found.meaning;
       $("warnings").replaceChildren(...found.warnings.map((w) => make("li", {}, w)));
       $("timing").textContent = `answered in ${Math.round(performance.now() - began)} ms; ${found.sampler} sampling, ${found.adjacency}`;
@@ -104,8 +106,8 @@
     } catch (error) {
       if (error.name === "AbortError" || mine !== turn) return;
       $("epsilon").textContent = "–";
-      $("epsilon").classList.remove("busy");
-      $("epsilon").classList.add("error");
+      $("epsilon").className = "big error";
+      $("protection").textContent = "";
       $("meaning").textContent = error.message;
       $("warnings").replaceChildren();
     }
@@ -156,8 +158,8 @@
       bar.setAttribute("aria-label", "progress of " + run.name);
       const left = run.state === "running" && run.seconds_left !== null ? `, about ${duration(run.seconds_left)} left` : "";
       const where = run.state === "damaged" ? [run.said] : [bar, ` ${number(run.step)} of ${number(run.steps)}${left}`];
-      const metric = run.value === null || run.value === undefined ? "" : `${run.metric} ${number(run.value)}`;
-      const epsilon = run.step ? (run.epsilon === null ? "no guarantee" : run.epsilon_shown) : "";
+      const metric = run.value === null || run.value === undefined ? "" : `${run.metric_said} ${number(run.value)}`;
+      const epsilon = run.step ? (run.epsilon === null ? make("span", { className: "none" }, "no guarantee") : make("span", { className: run.strength, title: run.protection }, `${run.epsilon_shown} at ${run.delta}: ${run.strength}`)) : "";
       const cells = [box, run.step ? link : run.name, run.task || "", run.state, where, metric, epsilon];
       return make("tr", {}, ...cells.map((cell, i) => make("td", { className: i > 4 ? "n" : "" }, ...(Array.isArray(cell) ? cell : [cell]))));
     }));
