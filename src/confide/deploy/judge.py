@@ -62,6 +62,7 @@ class Request:
         recipe, privacy = self.recipe, self.recipe.privacy
         local = recipe.local
         length = f"{local.steps} steps" if local.steps else f"{local.epochs} epochs"
+        length += "" if local.optimiser is None else f" of {local.optimiser.kind}"
         noise = "no noise" if self.event is None else f"noise multiplier {self.multiplier:.4g} ({privacy.source})"
         said = [
             f"asked for run {shape_digest(recipe)}: {recipe.task.kind}, {recipe.run.steps} central steps, "

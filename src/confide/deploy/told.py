@@ -17,19 +17,21 @@ from confide.errors import UserError
 from confide.recipe import Recipe, parse
 
 _SCHEDULE = ("kind", "warmup", "rate", "start", "transition", "staircase", "factor", "steps")
+_RULE = ("kind", "momentum", "betas", "bias_correction", "coefficient", "epsilon", "initial_accumulator",
+         "weight_decay")  # fmt: skip
 _TOLD: dict[str, tuple[str, ...]] = {
     "users": ("weights", "public"),
     "sampling": ("kind", "cohort", "most"),
     "local": ("steps", "epochs", "batch_size", "batch_seconds", "learning_rate", "gradient_clip", "proximal",
               "divide_by_learning_rate", "rates"),
     "local.schedule": _SCHEDULE,
+    "local.optimiser": _RULE,
     "bounding": ("rule", "bound", "split", "layer_weights"),
     "bounding.adaptive": ("kind", "quantile", "learning_rate", "count_noise", "decay", "noise_multiplier",
                           "update_rate", "warm_up"),
     "privacy": ("mechanism", "trust", "target_epsilon", "noise_multiplier", "noise_scale", "placement", "delta",
                 "accountant", "source", "bands", "tensors", "all_but", "elsewhere"),
-    "central": ("kind", "learning_rate", "momentum", "betas", "bias_correction", "coefficient", "epsilon",
-                "initial_accumulator", "weight_decay", "rates"),
+    "central": (*_RULE, "learning_rate", "rates"),
     "central.schedule": _SCHEDULE,
     "final": ("kind", "count"),
     "evaluation": ("every", "last"),

@@ -73,14 +73,14 @@ def parts(cohort: np.ndarray, size: int) -> Iterator[np.ndarray]:
 def part_size(task: Task, local: LocalTraining, layout: Layout) -> int:
     """Users in a part: one for plain training, which balances best, but more for a large model, as sums take time."""
     ranks = _ranks(task, local, layout)
-    own = 0 if local.rates else task.users_at_once(local)
+    own = task.users_at_once(local) if local.plain else 0
     together = own or (ranks.users_at_once() if ranks else users_at_once(task, local, layout))
     return together or (1 if layout.size < _LARGE_MODEL else 4)
 
 
 def _ranks(task: Task, local: LocalTraining, layout: Layout) -> Ranks | None:
-    """Low rank knows one local rate for all tensors."""
-    return None if local.rates else ranks_of(task, local, layout)
+    """Low rank knows plain steps at one local rate for all tensors."""
+    return ranks_of(task, local, layout) if local.plain else None
 
 
 class PartTrainer:
@@ -119,8 +119,8 @@ class PartTrainer:
 
     def _updates(self, central: Tensor, users: np.ndarray, step: int) -> Iterator[tuple[np.ndarray, Updates]]:
         """Train by the task's own short cut; else in one pass, or in low rank those users where that is cheaper."""
-        # On the processor, where the tasks that have a short cut keep their data; it knows one rate for all tensors.
-        if self.device.type == "cpu" and not self.local.rates:
+        # On the processor, where the tasks that have a short cut keep their data; it knows plain steps at one rate.
+        if self.device.type == "cpu" and self.local.plain:
             fast = self.task.fast_updates(self.layout.views(central), users, self.local, self.local.rate(step))
             if fast is not None:
                 self.taken["short cut"] += len(users)

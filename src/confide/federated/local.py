@@ -1,15 +1,19 @@
 """Train one user from the central model (PFL-ASR Algorithm 1, lines 6-11; NORM Algorithm 1, lines 5-9).
 
-Plain gradient descent from the central model, fresh every round: steps or epochs, on the whole of the user's data
+Gradient descent from the central model, fresh every round: steps or epochs, on the whole of the user's data
 or on mini-batches, each gradient clipped to `gradient_clip`, with the FedProx term (mu/2)||theta - theta_t||^2.
 The update is delta = theta_t - theta_local, or delta / eta as NORM defines it.
+
+`optimiser` takes another rule for the local steps (momentum, Adam, AdaGrad, LARS, LAMB). What it remembers begins anew
+with every user in every round and is forgotten with it: nothing of a user's moments is left for the next one or for the
+server. The gradient is clipped first. Privacy does not depend on it, because the update is bounded afterwards.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, islice, repeat
+from itertools import count, islice, product, repeat
 from typing import TYPE_CHECKING, Annotated, Protocol
 
 import numpy as np
@@ -17,6 +21,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from confide.federated.optimisers import Rule, working_dtype
 from confide.federated.parameters import Layout, add_scaled, in_threads
 from confide.federated.rates import Rates, factors
 from confide.federated.schedules import Constant, Schedule
@@ -46,8 +51,19 @@ class LocalTraining(Section):
         description="factors of the rate for tensors by their names, such as {'*.lora_?': 0.1}; the first that fits",
     )  # fmt: skip
 
+    optimiser: Rule | None = Field(
+        None, exclude_if=lambda value: value is None,
+        description="how local steps go, such as {kind: adam}; none: plain gradient descent. Its state ends with the "
+        "user's turn, and short cuts for plain steps are not taken",
+    )  # fmt: skip
+
     def rate(self, step: int) -> float:
         return self.learning_rate * self.schedule(step)
+
+    @property
+    def plain(self) -> bool:
+        """Whether local steps are plain gradient descent at one rate for all tensors, as most short cuts expect."""
+        return not self.rates and self.optimiser is None
 
 
 class Updates(Protocol):
@@ -83,19 +99,24 @@ class PlainTrainer:
         self.factors = factors(local.rates, layout.names, "local")
         # Leaves of their own, and not views of one: their gradients need not be put together into a flat one.
         self.leaves = {name: view.requires_grad_() for name, view in layout.views(self.theta).items()}
+        self._begins = {} if local.optimiser is None else local.optimiser.slots()
+        held = {name: torch.empty_like(like, dtype=working_dtype(like)) for name in self._begins}
+        self._slots = [{name: layout.pieces(held[name])[at] for name in held} for at in range(len(layout.names))]
 
     def update(self, central: Tensor, user: int, step: int) -> PlainUpdate:
         """Train one user from `central`. The answer is only valid until the next call: the buffer is reused."""
         local, rate = self.local, self.local.rate(step)
         self.theta.copy_(central)
+        for own, (name, value) in product(self._slots, self._begins.items()):  # whatever the last user left
+            own[name].fill_(value)
         first_loss: Tensor | None = None
         draw = generator(self.seed, "batches", step, user)
-        for chosen in batches(self.task, local, user, draw):
+        for taken, chosen in enumerate(batches(self.task, local, user, draw)):
             batch = tuple(part.to(self.theta.device) for part in self.task.batch(user, chosen, draw))
             loss = self.task.loss(self.leaves, batch)
             gradients = torch.autograd.grad(loss, list(self.leaves.values()), allow_unused=True)
             first_loss = loss.detach() if first_loss is None else first_loss
-            self._descend(central, gradients, rate)
+            self._descend(central, gradients, rate, taken)
         scale = 1.0 / rate if local.divide_by_learning_rate else 1.0
         # The trained model is needed no more: the update takes its place, and less memory is moved and held.
         norms = self.layout.difference(central, self.theta, self.theta, scale)
@@ -103,20 +124,26 @@ class PlainTrainer:
         return PlainUpdate(self.theta, self.layout, norms.unsqueeze(0), losses.double().cpu())
 
     @torch.no_grad()
-    def _descend(self, central: Tensor, gradients: Sequence[Tensor | None], rate: float) -> None:
-        """One step. A tensor that the loss does not depend on has no gradient, and only FedProx moves it."""
+    def _descend(self, central: Tensor, gradients: Sequence[Tensor | None], rate: float, taken: int) -> None:
+        """One step, after `taken`. A tensor that the loss does not depend on has no gradient: only FedProx moves it."""
         weights, local = self.layout.pieces(self.theta), self.local
         found = [None if gradient is None else gradient.reshape(-1) for gradient in gradients]
         if local.proximal:
             pairs = zip(weights, self.layout.pieces(central), strict=True)
             pulls = [local.proximal * (weight - start) for weight, start in pairs]
             found = [pull if g is None else pull.add_(g) for g, pull in zip(found, pulls, strict=True)]
+        shrink = 1.0
         if local.gradient_clip is not None:
             norms = [torch.linalg.vector_norm(gradient) for gradient in found if gradient is not None]
-            rate *= min(1.0, local.gradient_clip / max(float(torch.stack(norms).norm()), 1e-30))
-        moves = zip(weights, found, self.factors, strict=True)
-        steps = [(weight, g, -rate * factor) for weight, g, factor in moves if g is not None]
-        list(in_threads(lambda job: add_scaled(*job), steps, self.theta))
+            shrink = min(1.0, local.gradient_clip / max(float(torch.stack(norms).norm()), 1e-30))
+        moves = zip(weights, found, self.factors, self._slots, strict=True)
+        if local.optimiser is None:
+            steps = [(weight, g, -rate * shrink * factor) for weight, g, factor, _ in moves if g is not None]
+            list(in_threads(lambda job: add_scaled(*job), steps, self.theta))
+            return
+        move, kind = local.optimiser.move, working_dtype(self.theta)
+        jobs = [(w, shrink * g.to(kind), own, rate * factor, taken) for w, g, factor, own in moves if g is not None]
+        list(in_threads(lambda job: move(*job), jobs, self.theta))
 
 
 def batches(task: Task, local: LocalTraining, user: int, draw: np.random.Generator) -> Iterator[np.ndarray | None]:

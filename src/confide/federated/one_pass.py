@@ -60,7 +60,7 @@ class OnePassTask(Protocol):
 
 def users_at_once(task: Task, local: LocalTraining, layout: Layout) -> int:
     """Users in a part whose updates come out of one pass; 0 if this task or these settings have none."""
-    if not isinstance(task, OnePassTask) or (local.steps or local.epochs) != 1:
+    if not isinstance(task, OnePassTask) or (local.steps or local.epochs) != 1 or local.optimiser is not None:
         return 0
     if local.epochs and (local.batch_size, local.batch_seconds) != (None, None):
         return 0

@@ -1,4 +1,4 @@
-"""The central optimiser: one step along the aggregated pseudo-gradient (PFL-ASR Algorithm 1, last line).
+"""Optimisers of the central model, along the aggregated pseudo-gradient (PFL-ASR Algorithm 1, last line), and of users.
 
 The pseudo-gradient averages Delta = theta - theta_k over the cohort: it points uphill, and every rule
 subtracts. With rate eta = learning_rate * schedule(t), gradient g, weights w and weight decay lambda, for
@@ -25,6 +25,9 @@ Differs from the paper:
   which weighs about thirty times more at the first step without the correction: sqrt(1 - 0.999) = 0.03.
 * `adagrad` adds epsilon to the root, as torch does; the released code adds it to the inverse of the root.
 * Betas of exactly 1, which eq. 9 allows, are refused: such a moment never leaves zero.
+
+A rule (`SgdRule`, `AdamRule`, ...) is how a weight moves along a gradient. A central optimiser adds the rate and its
+schedule; `local.optimiser` is a bare rule, since users have a rate already (`confide.federated.local`).
 """
 
 from __future__ import annotations
@@ -44,26 +47,20 @@ from confide.federated.rates import Rates, factors
 from confide.federated.schedules import Constant, Schedule
 from confide.settings import Section
 
-__all__ = ["Adagrad", "Adam", "Lamb", "Lars", "Optimiser", "Sgd", "init", "update"]
+__all__ = ["Adagrad", "Adam", "Lamb", "Lars", "Optimiser", "Rule", "Sgd", "init", "update", "working_dtype"]
 
 Slots = Mapping[str, Tensor]
 
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class _Optimiser(Section, ABC):
-    """What every central optimiser shares. To add one: a subclass, and its name in `Optimiser`."""
+class _Rule(Section, ABC):
+    """What every optimiser shares. To add one: a rule, its central form, and their names in `Rule` and `Optimiser`."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
     # Declared here so that it comes first in the schema that users read.
     kind: str
-    learning_rate: float = Field(gt=0, description="The base learning rate, which the schedule multiplies.")
-    schedule: Schedule = Field(default=Constant(), description="How the learning rate changes over steps.")
-    rates: Rates = Field(
-        default_factory=dict, exclude_if=lambda value: not value,
-        description="Factors of the rate for tensors by their names, such as {'*.lora_?': 0.1}; the first that fits.",
-    )  # fmt: skip
 
     @abstractmethod
     def slots(self) -> dict[str, float]:
@@ -74,7 +71,18 @@ class _Optimiser(Section, ABC):
         """Change a weight and its slots in place, along its gradient `g`, at the 0-based `step`."""
 
 
-class _WithMoments(_Optimiser):
+class _Central(_Rule):
+    """What a rule needs to move the central model."""
+
+    learning_rate: float = Field(gt=0, description="The base learning rate, which the schedule multiplies.")
+    schedule: Schedule = Field(default=Constant(), description="How the learning rate changes over steps.")
+    rates: Rates = Field(
+        default_factory=dict, exclude_if=lambda value: not value,
+        description="Factors of the rate for tensors by their names, such as {'*.lora_?': 0.1}; the first that fits.",
+    )  # fmt: skip
+
+
+class _WithMoments(_Rule):
     """What Adam and LAMB share: moving averages of the gradient and of its square."""
 
     betas: tuple[_Beta, _Beta] = Field(default=(0.9, 0.999), description="Decay of the first and of the second moment.")
@@ -97,7 +105,7 @@ class _WithMoments(_Optimiser):
         return torch.div(m, root, out=root).mul_(math.sqrt(second) / first)
 
 
-class Sgd(_Optimiser):
+class SgdRule(_Rule):
     """Gradient descent, optionally with heavy-ball momentum."""
 
     kind: Literal["sgd"] = Field(default="sgd", description="Stochastic gradient descent.")
@@ -114,7 +122,7 @@ class Sgd(_Optimiser):
         weight.add_(direction, alpha=-rate)
 
 
-class Adam(_WithMoments):
+class AdamRule(_WithMoments):
     """Adam with bias correction and decoupled weight decay (AdamW)."""
 
     kind: Literal["adam"] = Field(default="adam", description="Adam; AdamW where weight decay is set.")
@@ -128,7 +136,7 @@ class Adam(_WithMoments):
         weight.add_(direction, alpha=-rate)
 
 
-class Adagrad(_Optimiser):
+class AdagradRule(_Rule):
     """AdaGrad: each coordinate's rate falls with the squares it has seen."""
 
     kind: Literal["adagrad"] = Field(default="adagrad", description="AdaGrad.")
@@ -146,7 +154,7 @@ class Adagrad(_Optimiser):
         weight.addcdiv_(direction, squares.sqrt().add_(self.epsilon), value=-rate)
 
 
-class Lars(_Optimiser):
+class LarsRule(_Rule):
     """LARS: momentum whose step per tensor is proportional to the tensor's norm."""
 
     kind: Literal["lars"] = Field(default="lars", description="Layer-wise adaptive rate scaling.")
@@ -167,7 +175,7 @@ class Lars(_Optimiser):
             weight.sub_(slots["momentum"].mul_(self.momentum).add_(direction, alpha=local_rate))
 
 
-class Lamb(_WithMoments):
+class LambRule(_WithMoments):
     """LAMB: Adam's direction, with a step per tensor proportional to the tensor's norm."""
 
     kind: Literal["lamb"] = Field(default="lamb", description="Layer-wise adaptive moments.")
@@ -184,6 +192,27 @@ class Lamb(_WithMoments):
         weight.add_(direction, alpha=-rate * _trust_ratio(weight, direction))
 
 
+class Sgd(SgdRule, _Central):
+    """Gradient descent of the central model, optionally with heavy-ball momentum."""
+
+
+class Adam(AdamRule, _Central):
+    """Adam with bias correction and decoupled weight decay (AdamW), of the central model."""
+
+
+class Adagrad(AdagradRule, _Central):
+    """AdaGrad of the central model: each coordinate's rate falls with the squares it has seen."""
+
+
+class Lars(LarsRule, _Central):
+    """LARS of the central model: momentum whose step per tensor is proportional to the tensor's norm."""
+
+
+class Lamb(LambRule, _Central):
+    """LAMB of the central model: Adam's direction, with a step per tensor proportional to the tensor's norm."""
+
+
+Rule = Annotated[SgdRule | AdamRule | AdagradRule | LarsRule | LambRule, Field(discriminator="kind")]
 Optimiser = Annotated[Sgd | Adam | Adagrad | Lars | Lamb, Field(discriminator="kind")]
 
 
@@ -193,7 +222,7 @@ def init(settings: Optimiser, parameters: Mapping[str, Tensor]) -> dict[str, Ten
     State is kept in float32 at least: in bfloat16 a second moment with beta 0.999 would stop changing.
     """
     return {
-        f"{slot}/{name}": torch.full(parameter.shape, start, dtype=_working_dtype(parameter), device=parameter.device)
+        f"{slot}/{name}": torch.full(parameter.shape, start, dtype=working_dtype(parameter), device=parameter.device)
         for slot, start in settings.slots().items()
         for name, parameter in parameters.items()
     }
@@ -220,7 +249,7 @@ def update(
     with torch.no_grad():
         own = factors(settings.rates, list(parameters), "central")
         for (name, weight), factor in zip(parameters.items(), own, strict=True):
-            g = gradient[name].to(_working_dtype(weight))
+            g = gradient[name].to(working_dtype(weight))
             settings.move(weight, g, {slot: state[f"{slot}/{name}"] for slot in slots}, rate * factor, step)
 
 
@@ -235,7 +264,7 @@ def _trust_ratio(weight: Tensor, direction: Tensor, coefficient: float = 1.0) ->
     return coefficient * weight_norm / direction_norm
 
 
-def _working_dtype(tensor: Tensor) -> torch.dtype:
+def working_dtype(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 

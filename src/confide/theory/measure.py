@@ -75,6 +75,11 @@ def measure(
     seed: int,
 ) -> Measured:
     """Probe `users` of the task's users, each with `draws` draws of its batches."""
+    if local.optimiser is not None:
+        raise UserError(
+            f"local.optimiser={local.optimiser.kind}: the terms of the diagnosis are for plain local steps; diagnose a "
+            "run without it"
+        )
     held = np.flatnonzero(task.examples > 0)
     chosen = np.sort(generator(seed, "diagnose users").permutation(held)[:users])
     needed = (2 * draws + 1) * len(chosen) * layout.size * central.element_size()
