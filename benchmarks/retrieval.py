@@ -102,7 +102,7 @@ def lengths(encoder: Encoder, texts: list[str], rounds: int) -> dict[str, float]
         with torch.no_grad():
             for chosen in batches:
                 batch = encoder.tokens([texts[i] for i in chosen])
-                vectors[torch.from_numpy(chosen)] = encoder._pass(encoder.embeddings(batch), batch.mask)
+                vectors[torch.from_numpy(chosen)] = encoder.run(encoder.embeddings(batch), batch.mask)
         found[name] = vectors
 
     arrival = np.array_split(np.arange(len(texts)), -(-len(texts) // fair))

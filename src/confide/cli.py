@@ -18,6 +18,7 @@ from confide.commands import (
     diagnose,
     encoder,
     evaluate,
+    export,
     guarantee,
     ledger,
     plan,
@@ -60,7 +61,7 @@ _OPEN_NONE = (bench.bench, train.demo, guarantee.guarantee, ledger.ledger, budge
 for command in (
     bench.bench, train.train, train.demo, train.resume, guarantee.guarantee, ledger.ledger, budget.budget, audit.audit,
     reproduce.reproduce, report.report, report.compare, report.watch, diagnose.diagnose, evaluate.evaluate,
-    transcribe.transcribe, retrieval.retrieve, retrieval.answer, publish.publish, ui.ui,
+    transcribe.transcribe, retrieval.retrieve, retrieval.answer, publish.publish, export.export, ui.ui,
 ):  # fmt: skip
     app.command(cls=None if command in _OPEN_NONE else OpensRecipes)(command)
 for name, group in {"plan": plan, "corpus": corpus, "encoder": encoder, "deploy": deploy, "recipe": recipe}.items():

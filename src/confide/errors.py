@@ -13,6 +13,7 @@ MODULES = {
     "retrieval": ("transformers", "faiss", "gguf", "accelerate", "httpx"),
     "figures": ("matplotlib",),
     "tensorboard": ("tensorboard",),
+    "export": ("onnx", "onnxscript", "onnxruntime"),
 }
 """What an extra brings, by the names that Python imports."""
 

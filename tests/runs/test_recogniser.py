@@ -28,6 +28,7 @@ from confide.recipe import parse
 from confide.runs import folder
 from confide.runs.corpus_choice import corpus_kinds
 from confide.runs.evaluation import evaluate_speech
+from confide.runs.export import export, open_onnx
 from confide.runs.notes import read_notes, serialise
 from confide.runs.parameters import load_parameters
 from confide.runs.recogniser import language_of, load_recogniser
@@ -302,6 +303,20 @@ def test_a_run_of_another_task_is_evaluated_by_its_task(tiny: str, tmp_path: Pat
 
 
 # Transcribing
+
+
+def test_its_onnx_file_gives_the_same_transcripts(learned: Learned, files: dict[str, Path], tmp_path: Path) -> None:
+    """Read by somebody who has nothing but the file: tokens are in its metadata."""
+    export(learned.run, tmp_path / "model.onnx", recordings=[files["plain.wav"], files["coded.mp3"]])
+    session = open_onnx(tmp_path / "model.onnx")
+    names = json.loads(session.get_modelmeta().custom_metadata_map["tokens"])
+    for text, samples in learned.said.items():
+        (found,) = session.run(None, {"samples": samples.astype(np.float32)})
+        best = found.argmax(axis=1)
+        kept = [token for token, before in zip(best, [0, *best], strict=False) if token not in (0, before)]
+        assert "".join(names[token] for token in kept).replace("|", " ").split() == text.split()
+    with pytest.raises(UserError, match="expected a recording that can be read"):
+        export(learned.run, tmp_path / "other.onnx", recordings=[files["story.mp3"]])
 
 
 @pytest.mark.parametrize("name", ["plain.wav", "stereo.flac", "fast.wav", "coded.mp3"])

@@ -175,14 +175,14 @@ class Encoder:
         lengths = mask.sum(dim=1)
         groups = length_groups(lengths.numpy())
         if len(groups) == 1:
-            return self._pass(embeddings, mask)
+            return self.run(embeddings, mask)
         found = []
         for rows in map(torch.from_numpy, groups):
             longest = int(lengths[rows].max())
-            found.append(self._pass(embeddings[rows, :longest], mask[rows, :longest]))
+            found.append(self.run(embeddings[rows, :longest], mask[rows, :longest]))
         return torch.cat(found)[torch.from_numpy(np.argsort(np.concatenate(groups)))]
 
-    def _pass(self, embeddings: Tensor, mask: Tensor) -> Tensor:
+    def run(self, embeddings: Tensor, mask: Tensor) -> Tensor:
         """Call the model once."""  # (windows, width)
         states: Tensor = self.model(inputs_embeds=embeddings, attention_mask=mask).last_hidden_state
         if self.settings.pooling == "last":

@@ -57,7 +57,7 @@ class FrameEncoder:
             raise UserError(f"the encoder {source} is of type {self.kind}, which gives no frames; expected {_KNOWN}")
         self.width: int = self.config.hidden_size
         self.frame_seconds = _step_samples(self.config) / SAMPLE_RATE
-        self._extractor = self._read_extractor()
+        self.extractor = self._read_extractor()
         self._loading = threading.Lock()
 
     @cached_property
@@ -83,7 +83,7 @@ class FrameEncoder:
                     total.update(tensor.view(-1).view(torch.uint8).numpy().data)
         config = {key: value for key, value in self.config.to_dict().items() if key not in _INCIDENTAL}
         total.update(json.dumps(config, sort_keys=True, default=str).encode())
-        settings = {key: value for key, value in self._extractor.to_dict().items() if key != "mel_filters"}
+        settings = {key: value for key, value in self.extractor.to_dict().items() if key != "mel_filters"}
         total.update(json.dumps(settings, sort_keys=True, default=str).encode())
         return total.hexdigest()
 
@@ -126,14 +126,17 @@ class FrameEncoder:
     @torch.no_grad()
     def stem(self, samples: np.ndarray) -> Tensor:
         """The input of the first block, of one utterance (n,) at 16 kHz."""  # (frames, width)
-        found: dict[str, Tensor] = self._extractor(
+        found: dict[str, Tensor] = self.extractor(
             samples, sampling_rate=SAMPLE_RATE, padding=False, truncation=False, return_tensors="pt"
         )
+        return self.embed(found["input_features" if self.kind == "whisper" else "input_values"])
+
+    def embed(self, values: Tensor) -> Tensor:
+        """The same of what the extractor makes: (1, mels, frames) for Whisper, else (1, n)."""  # (frames, width)
         gelu = torch.nn.functional.gelu
         if self.kind == "whisper":
-            x: Tensor = gelu(self.model.conv2(gelu(self.model.conv1(found["input_features"])))).transpose(1, 2)
+            x: Tensor = gelu(self.model.conv2(gelu(self.model.conv1(values)))).transpose(1, 2)
             return x[0] + self._positions[: x.shape[1]]
-        values = found["input_values"]  # (1, n)
         if self.kind == "moonshine":
             x = self.model.groupnorm(torch.tanh(self.model.conv1(values.unsqueeze(1))))
             return gelu(self.model.conv3(gelu(self.model.conv2(x))))[0].T
@@ -156,16 +159,16 @@ class FrameEncoder:
         found: Tensor = out[0] if isinstance(out, tuple) else out
         return found
 
-    def context(self, x: Tensor, lengths: Tensor) -> Context:
-        """What all blocks need to know of a padded batch."""
+    def context(self, x: Tensor, lengths: Tensor | None) -> Context:
+        """What all blocks need to know of a padded batch; without lengths nothing of it is padding."""
         frames = x.shape[1]
-        mask, positions = _attention_mask(lengths, frames), None
+        mask, positions = None if lengths is None else _attention_mask(lengths, frames), None
         if self.kind == "moonshine":
             positions = self.model.rotary_emb(x, position_ids=torch.arange(frames).unsqueeze(0))
         if self.kind == "wavlm":
             bias = self.layers[0].attention.compute_bias(frames, frames)  # (heads, frames, frames)
             positions = bias.unsqueeze(0).repeat(len(x), 1, 1, 1).view(-1, frames, frames)
-            mask = None if mask is None else (torch.arange(frames) < lengths[:, None]).long()
+            mask = None if mask is None or lengths is None else (torch.arange(frames) < lengths[:, None]).long()
         return Context(mask, positions)
 
     def finish(self, x: Tensor) -> Tensor:

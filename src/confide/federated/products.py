@@ -80,8 +80,10 @@ def _worth_a_copy(gradient: Tensor, x: Tensor) -> bool:
 
 
 def _better_by_onednn(x: Tensor, out: int) -> bool:
-    large = x.numel() * out >= _WORTH_IT and x.dtype == torch.float32 and x.device.type == "cpu"
-    return large and bool(mkldnn.is_available()) and bool(mkldnn.enabled)  # type: ignore[no-untyped-call]
+    # Sizes come last: in an export, which switches oneDNN off, they are symbols that must not be asked.
+    usable = bool(mkldnn.enabled) and x.dtype == torch.float32 and x.device.type == "cpu"
+    large = usable and x.numel() * out >= _WORTH_IT
+    return large and bool(mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -31,6 +31,11 @@ def notes_of(recipe: Recipe, promised: Statement, encoder: str | None) -> dict[s
     about: dict[str, Any] = {**described(recipe), **said, "unit": promised.unit.name}
     about |= {"for_release": promised.noise.for_release, "recipe": for_others(recipe).digest}
     about |= {} if encoder is None else {ENCODER: encoder}
+    return as_texts(about)
+
+
+def as_texts(about: Mapping[str, Any]) -> dict[str, str]:
+    """Texts as they are, everything else as JSON."""
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in about.items()}
 
 

@@ -82,7 +82,7 @@ def log_mel(samples: np.ndarray, settings: FeatureSettings) -> Array:
     if len(audio) < window:
         audio = np.pad(audio, (0, window - len(audio)))
     sliding = np.lib.stride_tricks.sliding_window_view(audio, window)[::step]  # (frames, window)
-    shaped, filters = _window(settings), _filters(settings)
+    shaped, filters = _window(settings), filters_of(settings)
     for begin in range(0, frames, _BLOCK):
         raw = sliding[begin : begin + _BLOCK]  # (block, window)
         emphasised = np.empty(raw.shape, dtype=np.float32)
@@ -107,7 +107,7 @@ def _window(settings: FeatureSettings) -> Array:
 
 
 @cache
-def _filters(settings: FeatureSettings) -> Array:
+def filters_of(settings: FeatureSettings) -> Array:
     """Triangles over the bins of the transform."""  # (fft / 2 + 1, mels)
     low, high = (float(2595.0 * np.log10(1.0 + hertz / 700.0)) for hertz in (settings.lowest, settings.highest))
     mel = np.linspace(low, high, settings.mels + 2)

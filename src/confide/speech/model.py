@@ -149,7 +149,7 @@ def forward(
     settings: ModelSettings,
     parameters: Mapping[str, Tensor],
     features: Tensor,  # (batch, frames, mels)
-    lengths: Tensor,  # (batch,) valid frames
+    lengths: Tensor | None,  # (batch,) valid frames; none: all of them
     randomness: torch.Generator | None,
     shifts: Tensor | None = None,  # (batch,) seconds
 ) -> tuple[Tensor, Tensor]:
@@ -165,6 +165,8 @@ def forward(
     dropout = 0.0 if randomness is None else settings.dropout
     exact = torch.promote_types(torch.float32, parameters["head.bias"].dtype)
     dtype = torch.bfloat16 if settings.dtype == "bfloat16" else exact
+    padded = lengths is not None
+    lengths = torch.full(features.shape[:1], features.shape[1], device=features.device) if lengths is None else lengths
     out_lengths = lengths // settings.stride
 
     x = _strided_frames(settings, parameters, features, lengths, dtype)  # (batch, frames, width)
@@ -184,7 +186,7 @@ def forward(
             chance = torch.rand(settings.layers, generator=randomness, device=randomness.device)
             dropped = (chance < settings.layer_drop).tolist()
 
-    keys = _key_bias(out_lengths, frames, dtype)
+    keys = _key_bias(out_lengths, frames, dtype) if padded else None
     for index, (seed, drop) in enumerate(zip(seeds, dropped, strict=True)):
         if drop and settings.norm == "pre":
             continue
@@ -217,7 +219,7 @@ def _strided_frames(
     """Utterance norm, convolution and GLU."""  # (batch, frames // stride, width)
     kernel, stride, mels = settings.kernel, settings.stride, settings.mels
     batch, frames, _ = features.shape
-    out_frames, before = max(1, frames // stride), (kernel - stride) // 2
+    before = (kernel - stride) // 2
     valid = (torch.arange(frames, device=features.device) < lengths[:, None]).unsqueeze(2)  # (batch, frames, 1)
     count = (lengths.clamp(min=1) * mels).view(batch, 1, 1)
     values = features.float().masked_fill(~valid, 0.0)
@@ -226,13 +228,9 @@ def _strided_frames(
 
     # The norm's scale s and bias b go into the kernel: w (s x + b) = (s w) x + (b sum w) 1, where 1 is one more channel
     # that says which frames are valid. So no gradient has to go back to the features, which is a third of the work.
-    channels = mels + 1
-    padded = values.new_zeros(batch, max(frames, stride) + kernel - stride, channels)
-    padded[:, before : before + frames, :mels] = values
-    padded[:, before : before + frames, mels:] = valid
-    padded = padded.to(dtype)
-    steps = (padded.stride(0), stride * channels, 1)  # the kernel's frames lie side by side
-    windows = padded.as_strided((batch, out_frames, kernel * channels), steps)
+    channels, after = mels + 1, kernel - stride - before + max(stride - frames, 0)
+    padded = functional.pad(torch.cat([values, valid.to(values.dtype)], dim=2), (0, 0, before, after)).to(dtype)
+    windows = padded.flatten(1).unfold(1, kernel * channels, stride * channels)  # a frame's inputs lie side by side
     return functional.glu(linear(parameters, windows, _FOLDED, "conv.bias"), dim=-1)
 
 

@@ -65,10 +65,13 @@ class Network(Protocol):
     def initial_parameters(self, draw: np.random.Generator) -> dict[str, Tensor]: ...
 
     def forward(
-        self, parameters: Mapping[str, Tensor], features: Tensor, lengths: Tensor,
+        self, parameters: Mapping[str, Tensor], features: Tensor, lengths: Tensor | None,
         randomness: torch.Generator | None, shifts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Logits (batch, output frames, tokens) of padded features, and how many frames of each utterance count."""
+        """Logits (batch, output frames, tokens) of padded features, and how many frames of each utterance count.
+
+        `lengths` are those of the features without padding; none: there is no padding.
+        """
         ...
 
 
@@ -103,7 +106,7 @@ class Whole:
         return model.initial_parameters(self.settings, draw)
 
     def forward(
-        self, parameters: Mapping[str, Tensor], features: Tensor, lengths: Tensor,
+        self, parameters: Mapping[str, Tensor], features: Tensor, lengths: Tensor | None,
         randomness: torch.Generator | None, shifts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         return model.forward(self.settings, parameters, features, lengths, randomness, shifts)
@@ -150,11 +153,14 @@ class Pretrained:
         return head if self.parts is None else {**self.parts.initial_parameters(draw), **head}
 
     def forward(
-        self, parameters: Mapping[str, Tensor], features: Tensor, lengths: Tensor,
+        self, parameters: Mapping[str, Tensor], features: Tensor, lengths: Tensor | None,
         randomness: torch.Generator | None, shifts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         states = features if self.parts is None else self.parts.run(parameters, features, lengths)
-        return pretrained.head(parameters, states), lengths
+        whole = (
+            torch.full(features.shape[:1], features.shape[1], device=features.device) if lengths is None else lengths
+        )
+        return pretrained.head(parameters, states), whole
 
 
 def network_of(task: SpeechSettings, tokens: Tokens) -> Whole | Pretrained:

@@ -101,7 +101,7 @@ class Parts:
         scales = (f"{name}.weight" for name, module in self._modules if isinstance(module, nn.LayerNorm))
         return [name for name in scales if name in self.shapes]
 
-    def run(self, parameters: Mapping[str, Tensor], states: Tensor, lengths: Tensor) -> Tensor:
+    def run(self, parameters: Mapping[str, Tensor], states: Tensor, lengths: Tensor | None) -> Tensor:
         """Send kept states (batch, frames, width) through the blocks and the norm behind them."""
         blocks = len(self.encoder.layers)  # loads the model, whose layers `_modules` replaces
         if not self._modules:

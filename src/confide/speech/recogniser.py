@@ -6,8 +6,9 @@ cannot disagree. Decoding is greedy, as in the paper, or a beam search with an n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -78,10 +79,13 @@ class Recogniser:
                 found[place] = text
         return found
 
-    def transcribe(self, samples: np.ndarray) -> Transcript:
-        """What a recording of any length says; samples (n,) are mono, at 16 kHz."""
-        network = self.network
-        return transcribe(samples, self._words, network.frame_seconds, late=network.silence)
+    def transcribe(self, samples: np.ndarray, scores: Callable[[np.ndarray], np.ndarray] | None = None) -> Transcript:
+        """What a recording of any length says; samples (n,) are mono, at 16 kHz.
+
+        `scores` gives the logits (frames, tokens) of some samples in place of the network, as an exported graph does.
+        """
+        network, own = self.network, partial(self._words, scores=scores or self._scores)
+        return transcribe(samples, own, network.frame_seconds, late=network.silence)
 
     def _texts(self, logits: Tensor, lengths: Tensor) -> list[str]:
         if self.search is None:
@@ -89,12 +93,17 @@ class Recogniser:
         rows = zip(logits.numpy(), lengths.tolist(), strict=True)
         return [self.search.text(row[:length]) for row, length in rows]
 
-    def _words(self, samples: np.ndarray) -> list[Word]:
-        """The words of a recording that is short enough for the model."""
+    def _scores(self, samples: np.ndarray) -> np.ndarray:
+        """Logits of a recording that is short enough for the model."""  # (frames, tokens)
         (features,) = self.network.front.make([samples])
         if len(features) < self.network.front.stride:  # shorter than one frame of the output
+            return np.empty((0, self.tokens.size), dtype=np.float32)
+        return self.logits([features])[0][0].numpy()
+
+    def _words(self, samples: np.ndarray, scores: Callable[[np.ndarray], np.ndarray]) -> list[Word]:
+        logits = scores(samples)
+        if not len(logits):
             return []
-        logits = self.logits([features])[0][0].numpy()
         if self.search is not None:
             return self.search.words(logits)
         return greedy_words(logits, self.tokens.decode, BOUNDARY)
