@@ -8,9 +8,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 QUIET_SECONDS = 5.0
 
@@ -24,18 +25,23 @@ class Reporter:
         self.bar: Progress | None = None
 
     def __enter__(self) -> Reporter:
+        if not self.quiet:
+            self._draw()
+        return self
+
+    def _draw(self) -> None:
+        """Begin a bar, on a terminal. Workers import this module too, and never draw: they are spared rich."""
+        from rich import progress
+        from rich.console import Console
+
         console = Console(stderr=True)
-        if console.is_terminal and not self.quiet:
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[note]}"),
-            )
-            self.bar = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
+        if console.is_terminal:
+            note, label = progress.TextColumn("{task.fields[note]}"), progress.TextColumn("{task.description}")
+            times = progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
+            done = progress.BarColumn(), progress.MofNCompleteColumn()
+            self.bar = progress.Progress(label, *done, note, *times, console=console)
             self.bar.start()
             self.bar.add_task(self.label, total=self.total, completed=self.done, note="")
-        return self
 
     def advance(self, note: str) -> None:
         self.done += 1

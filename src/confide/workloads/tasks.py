@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cached_property
 from itertools import pairwise
 from typing import Literal
 
@@ -64,9 +65,13 @@ class Mlp(_Workload):
         super().__init__(settings.users, settings.examples)
         self.settings, self.seed = settings, seed
         self.distinct = min(settings.distinct, settings.users)
-        features, labels = data.small_clients(self.distinct, settings.examples, settings.width, settings.classes)
-        self.features = torch.from_numpy(features).flatten(0, 1)  # (rows, width)
-        self.labels = torch.from_numpy(labels).flatten()
+
+    @cached_property
+    def held(self) -> tuple[Tensor, Tensor]:
+        """Features (rows, width) and labels (rows,), made when somebody trains: a parent of workers never does."""
+        sizes = self.distinct, self.settings.examples, self.settings.width, self.settings.classes
+        features, labels = map(torch.from_numpy, data.small_clients(*sizes))
+        return features.flatten(0, 1), labels.flatten()
 
     def initial_parameters(self) -> dict[str, Tensor]:
         draw = generator(self.seed, "model")
@@ -84,7 +89,8 @@ class Mlp(_Workload):
         return user % self.distinct * self.settings.examples + np.arange(self.settings.examples)
 
     def inputs(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        return self.features[rows], self.labels[rows]
+        features, labels = self.held
+        return features[rows], labels[rows]
 
     def batch(self, user: int, examples: np.ndarray | None, draw: np.random.Generator) -> tuple[Tensor, ...]:
         own = self.rows(user)
@@ -95,7 +101,8 @@ class Mlp(_Workload):
         return functional.cross_entropy(functional.linear(inner, parameters["weight2"], parameters["bias2"]), batch[1])
 
     def evaluate(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
-        return {"loss": float(self.loss(parameters, (self.features[:1000], self.labels[:1000])))}
+        features, labels = self.held
+        return {"loss": float(self.loss(parameters, (features[:1000], labels[:1000])))}
 
 
 class SpeechClientSettings(TaskSection):
@@ -128,20 +135,26 @@ class SpeechClient(_Workload):
 
     def __init__(self, settings: SpeechClientSettings, seed: int) -> None:
         super().__init__(settings.users, settings.utterances)
-        self.seed = seed
+        self.settings, self.seed = settings, seed
         self.model = model.ModelSettings(
             preset="small", layers=settings.layers, width=settings.width, mlp=4 * settings.width, dropout=0.0,
             tokens=TOKENS,
         )  # fmt: skip
-        sizes = settings.users, settings.utterances, settings.frames, settings.labels
-        self.features, self.labels = map(torch.from_numpy, data.speech_clients(*sizes, TOKENS))
+
+    @cached_property
+    def held(self) -> tuple[Tensor, Tensor]:
+        """Features (users, utterances, frames, 80) and labels, made when somebody trains."""
+        own = self.settings
+        made = data.speech_clients(own.users, own.utterances, own.frames, own.labels, TOKENS)
+        return torch.from_numpy(made[0]), torch.from_numpy(made[1])
 
     def initial_parameters(self) -> dict[str, Tensor]:
         return model.initial_parameters(self.model, generator(self.seed, "model"))
 
     def batch(self, user: int, examples: np.ndarray | None, draw: np.random.Generator) -> tuple[Tensor, ...]:
         chosen = slice(None) if examples is None else torch.from_numpy(examples)
-        return self.features[user][chosen], self.labels[user][chosen]
+        features, labels = self.held
+        return features[user][chosen], labels[user][chosen]
 
     def loss(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
         features, labels = batch
@@ -151,7 +164,7 @@ class SpeechClient(_Workload):
         return model.ctc_loss(logits, lengths, labels, torch.full((count,), labels.shape[1]))
 
     def evaluate(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
-        return {"loss": float(self.loss(parameters, (self.features[0], self.labels[0])))}
+        return {"loss": float(self.loss(parameters, self.batch(0, None, generator(self.seed, "evaluation"))))}
 
 
 class VectorSettings(TaskSection):
