@@ -150,4 +150,4 @@ class Loop:
     def epsilon_so_far(self) -> float:
         """Epsilon of the ledger as it is now, which is what `confide ledger` says of it."""
         delta = self.plan.delta
-        return math.inf if delta is None else epsilon(self.ledger.charged(), delta, self.plan.accountant)
+        return math.inf if delta is None else epsilon(self.ledger.counted(), delta, self.plan.accountant)

@@ -45,7 +45,10 @@ def accountant_used(accountant: Accountant, delta: float) -> Accountant:
 
 
 def epsilon(events: Iterable[Event], delta: float, accountant: Accountant) -> float:
-    """The smallest epsilon proven for all these releases together; infinite where there is no guarantee."""
+    """The smallest epsilon proven for all these releases together; infinite where there is no guarantee.
+
+    Releases may be given one by one, or counted: a mapping from an event to how often it occurred.
+    """
     counts = Counter(events)
     if not all(event.private for event in counts):
         return math.inf
@@ -114,9 +117,13 @@ def rough_epsilon(releases: Iterable[tuple[float, float, int]], delta: float) ->
     return float(engine.get_epsilon(delta))
 
 
-@lru_cache(maxsize=4096)
 def renyi_cost(event: Event, orders: tuple[float, ...]) -> tuple[float, ...]:
     """Upper bounds of the Renyi divergence of one release, one for each order; infinite where none is known."""
+    return _renyi_cost(event.cost, orders)
+
+
+@lru_cache(maxsize=4096)
+def _renyi_cost(event: Event, orders: tuple[float, ...]) -> tuple[float, ...]:
     import dp_accounting
 
     logging.getLogger("absl").setLevel(logging.ERROR)

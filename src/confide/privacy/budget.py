@@ -93,6 +93,8 @@ class Budget:
     keys: set[tuple[str, str]] = field(default_factory=set)
     counts: Counter[str] = field(default_factory=Counter)
     """How many releases each run was charged for."""
+    populations: set[int] = field(default_factory=set)
+    """How many users the runs had: one number, where the budget is of a population."""
     head: str = chain.GENESIS
     size: int = 0
     """Bytes of the file that have been read."""
@@ -157,7 +159,7 @@ class Budget:
 
     def check_population(self, users: int) -> None:
         """Refuse a run over other people, as far as their number tells."""
-        others = {charge.event.population for charge in self.charges if self.header["shared"]} - {users}
+        others = self.populations - {users} if self.header["shared"] else set[int]()
         if others:
             raise UserError(
                 f"{self.path} is the budget of {others.pop()} users ({self.header['population']}) and the run has "
@@ -227,6 +229,7 @@ class Budget:
         self.charges.append(charge)
         self.keys.add((charge.run, charge.key))
         self.counts[charge.run] += charge.count
+        self.populations.add(event.population)
         self.filter.take(event, charge.count)
 
 

@@ -17,6 +17,8 @@ from confide.errors import UserError
 
 GENESIS = "0" * 64
 VOID = "The privacy spent cannot be stated from this file"
+_JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+_PIECE = 1 << 12  # bytes read at a time from the end of a file
 
 
 def seal(body: dict[str, Any], head: str) -> tuple[bytes, str]:
@@ -69,10 +71,16 @@ def drop_torn_line(path: Path) -> bool:
 
 
 def drop_torn_end(file: BinaryIO) -> bool:
-    file.seek(0)
-    content = file.read()
-    whole = content.rfind(b"\n") + 1
-    if whole == len(content):
+    """The same for an open file, of which only the end is read: a budget does this before every charge."""
+    size = whole = file.seek(0, os.SEEK_END)
+    while whole > 0:
+        start = max(0, whole - _PIECE)
+        file.seek(start)
+        newline = file.read(whole - start).rfind(b"\n")
+        whole = start + newline + 1
+        if newline >= 0:
+            break
+    if whole == size:
         return False
     os.ftruncate(file.fileno(), whole)
     os.fsync(file.fileno())
@@ -80,4 +88,4 @@ def drop_torn_end(file: BinaryIO) -> bool:
 
 
 def _encode(body: dict[str, Any]) -> bytes:
-    return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    return _JSON.encode(body).encode()

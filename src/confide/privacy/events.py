@@ -33,7 +33,7 @@ so that an accountant takes `noise_multiplier` = z and the update gets the large
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from confide.errors import UserError
@@ -106,6 +106,11 @@ class Event:
         return turn_rate(self.rate, self.separation) if self.sampler == "cyclic_poisson" else self.rate
 
     @property
+    def cost(self) -> Event:
+        """The same release in units of its sensitivity: all that an accountant asks for, however the bound moves."""
+        return self if self.sensitivity in (None, 1.0) else replace(self, sensitivity=1.0)
+
+    @property
     def overflow(self) -> float:
         """At most how likely it is that a cohort of this event had to be cut down to `most` users.
 
@@ -141,14 +146,16 @@ class Event:
     @staticmethod
     def from_json(document: object) -> Event:
         """Read an event back; anything that is not exactly an event is refused."""
-        names = {each.name for each in fields(Event)}
         try:
-            complete = isinstance(document, dict) and document.keys() | {"most"} == names
+            complete = isinstance(document, dict) and document.keys() | {"most"} == _NAMES
             if isinstance(document, dict) and complete and _is_known(event := Event(**document)):
                 return event
         except (TypeError, UserError):
             pass
         raise UserError(f"event {document!r} is not one that the accountant knows; it is refused")
+
+
+_NAMES = {each.name for each in fields(Event)}
 
 
 def turn_rate(rate: float, groups: int) -> float:

@@ -66,6 +66,8 @@ class Ledger:
     head: str = chain.GENESIS
     latest: dict[int, Entry] = field(default_factory=dict)
     """The last attempt at each step."""
+    costs: Counter[Event] = field(default_factory=Counter)
+    """How many lines there are of each cost (`Event.cost`), counted as they come: a step asks for epsilon so far."""
     heads: set[str] = field(default_factory=set)
     """The hash of every line, each of which was the head once."""
     pay: Pay | None = None
@@ -107,13 +109,26 @@ class Ledger:
         Correlated noise makes one release of all steps together, which is charged as a whole with its first line, and
         for more where steps were made again (`_whole_run`).
         """
+        return [entry.event for entry in self.entries] if self._line_by_line else self._charged_together()
+
+    def counted(self) -> Counter[Event]:
+        """Count what an accountant composes: as `charged`, but where lines stand alone nothing is gone through again.
+
+        The bound may have moved from line to line; the events here are in units of it.
+        """
+        return self.costs if self._line_by_line else Counter(self._charged_together())
+
+    @property
+    def _line_by_line(self) -> bool:
+        """Whether every line is a release by itself."""
+        alone = self.fresh_cohorts or bool(self.header.get("for_release"))
+        return alone and not any(cost.whole_run and cost.private for cost in self.costs)
+
+    def _charged_together(self) -> list[Event]:
         whole = [entry for entry in self.entries if entry.event.whole_run and entry.event.private]
-        if not whole and (self.fresh_cohorts or self.header.get("for_release")):
-            return [entry.event for entry in self.entries]
         if not whole:
             return self._joined()
-        kinds = {replace(entry.event, sensitivity=None) for entry in self.entries}
-        if len(kinds) > 1 or any(entry.step >= entry.event.rounds for entry in whole):
+        if len(self.costs) > 1 or any(entry.step >= entry.event.rounds for entry in whole):
             raise UserError(
                 "the ledger has releases that the noise of this run was not made for; there is no guarantee"
             )
@@ -187,7 +202,10 @@ class Ledger:
 
     def _history_stands(self, past: Entry) -> bool:
         """Whether no earlier step was released anew since then; this step would otherwise start from another model."""
-        return all(entry.step >= past.step for entry in self.entries[self.entries.index(past) + 1 :])
+        for entry in reversed(self.entries):  # from the end: what comes after it is as much as is made again
+            if entry is past or entry.step < past.step:
+                return entry is past
+        raise AssertionError("unreachable: the last attempt at a step is a line of its own")
 
     @staticmethod
     def drop_torn_line(path: Path) -> bool:
@@ -205,6 +223,7 @@ class Ledger:
         self.heads.add(digest)
         if entry is not None:
             self.entries.append(entry)
+            self.costs[entry.event.cost] += 1
             self.latest[entry.step] = entry
 
     def _read_line(self, number: int, line: bytes) -> None:
