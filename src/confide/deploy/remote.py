@@ -100,10 +100,6 @@ class Door:
         self.users.update(dict.fromkeys(users, node))
         return None
 
-    def owners(self, users: Sequence[int]) -> set[NodeId]:
-        """Who speaks for some of these users."""
-        return {self.users[user] for user in users if user in self.users}
-
     def forget(self, node: NodeId) -> None:
         self.users = {user: owner for user, owner in self.users.items() if owner != node}
         self.refused.pop(node, None)
@@ -281,15 +277,16 @@ class Remote:
             self.say(f"node {node} did not join: {reply.error[:300]}")
             return False
         facts = reply.parcel.facts
-        before = self.door.owners([u for u in facts.get("users", ()) if type(u) is int]) - {node}
+        before = dict(self.door.users)
         reason = self.door.answer(node, facts)
         if reason:
             self.say(f"node {node} was refused: {str(reason)[:300]}")
             return False
-        for other in before:  # without keys nobody can say which of them is the right one: the last that came
+        own = {user for user, owner in self.door.users.items() if owner == node}
+        for other in {before[user] for user in own & before.keys()} - {node}:  # of two without keys the last one counts
             self.link.drop(other)
             self.door.forget(other)
-        self.say(f"node {node} joined for users {_listed([u for u, n in self.door.users.items() if n == node])}")
+        self.say(f"node {node} joined for users {_listed(sorted(own))}")
         return True
 
     def wait_for(self, users: int) -> None:

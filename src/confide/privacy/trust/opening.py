@@ -77,7 +77,9 @@ class Opening:
 
     def take(self, user: int, vector: Any, damaged: Any) -> bool:
         """Add a masked update; `damaged` are those whose shares this user could not read."""
-        if user in self.arrived or user not in self.deals or not isinstance(damaged, list):
+        if user in self.arrived or user not in self.deals:
+            return False
+        if not isinstance(damaged, list) or any(type(dealer) is not int for dealer in damaged):
             return False
         if not isinstance(vector, np.ndarray) or vector.dtype != self.ring.dtype or vector.shape != self.total.shape:
             return False
