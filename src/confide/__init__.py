@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from confide.errors import Stopped, UserError
 
 if TYPE_CHECKING:
-    from confide.api import Run, allow_code, compare, evaluate, load, plan, publish, resume, train
+    from confide.api import Run, allow_code, compare, evaluate, load, plan, publish, resume, retrieve, train, transcribe
 
 __version__ = "0.1.0"
 __all__ = [
@@ -33,7 +33,9 @@ __all__ = [
     "plan",
     "publish",
     "resume",
+    "retrieve",
     "train",
+    "transcribe",
 ]
 
 

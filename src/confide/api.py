@@ -22,11 +22,14 @@ from confide.runs.recording import RELEASED
 from confide.settings import allow_code as allow_code
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from confide.privacy.accountant import Accountant
     from confide.privacy.planner import Answer
     from confide.runs.comparison import Comparison
+    from confide.runs.library import RetrievedDocument
+    from confide.speech.transcribe import Transcript
 
 Sets = Mapping[str, Any] | Sequence[str]
 """Changes to a recipe: {"privacy.target_epsilon": 2}, or ["privacy.target_epsilon=2"] as on the command line."""
@@ -231,6 +234,63 @@ def evaluate(
 
     arpa = None if language_model is None else Path(language_model)
     return evaluation.evaluate(_folder_of(run), corpus, _words(sets), arpa, True, encoder).to_json()
+
+
+def transcribe(
+    run: str | Path | Run,
+    recording: str | Path | np.ndarray,
+    language_model: str | Path | None = None,
+    encoder: str | None = None,
+) -> Transcript:
+    """Write down what a recording says, as `confide transcribe RUN FILE` does. The model stays open for the next one.
+
+    Args:
+        run: a finished speech run, its folder, or a published folder.
+        recording: an audio file of any rate and length, or samples (n,) at 16 kHz, mono, from -1 to 1.
+        language_model: the ARPA file of an n-gram model for beam search.
+        encoder: where the run's frozen encoder is, if not where its recipe says.
+
+    Returns:
+        A transcript: `text`, `segments` with the times and confidences of their words, and `to_json()`.
+
+    Examples:
+        >>> import confide, numpy
+        >>> few = "{kind: synthetic, population: seed, speakers: 2, utterances: 2, sentences: digits}"
+        >>> sets = {"run.steps": 1, "task.corpus": few, "task.test": few, "evaluation.every": 1}
+        >>> run = confide.train("speech/embedded/seed", "runs/heard", sets)
+        >>> said = confide.transcribe(run, numpy.zeros(16_000, dtype="float32"))
+        >>> said.text, said.seconds
+        ('', 1.0)
+    """
+    from confide.runs import answering
+
+    arpa = None if language_model is None else Path(language_model)
+    given = Path(recording) if isinstance(recording, str) else recording
+    return answering.transcribe(_folder_of(run), given, arpa, encoder)
+
+
+def retrieve(run: str | Path | Run, query: str, k: int = 5) -> list[RetrievedDocument]:
+    """Find documents for a query, as `confide retrieve RUN QUERY` does. The model stays open for the next one.
+
+    Args:
+        run: a finished retrieval run, or its folder.
+        query: what is looked for.
+        k: how many documents.
+
+    Returns:
+        The documents, best first, each with its `rank`, `score` and `document` (`id` and `text`).
+
+    Examples:
+        >>> import confide
+        >>> few = "{kind: embedded, documents: 4, queries_per_document: 4, households: 2}"
+        >>> sets = {"run.steps": 1, "task.data": few, "sampling.cohort": 2}
+        >>> run = confide.train("retrieval/embedded", "runs/desk", sets)
+        >>> [each.rank for each in confide.retrieve(run, "my fridge is too loud", k=2)]
+        [1, 2]
+    """
+    from confide.runs import answering
+
+    return answering.retrieve(_folder_of(run), query, k)
 
 
 def compare(*folders: str | Path | Run) -> Comparison:

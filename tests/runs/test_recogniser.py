@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +23,12 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+import confide
 from confide.commands import evaluate as evaluate_command
 from confide.commands import transcribe as transcribe_command
 from confide.errors import UserError
 from confide.recipe import parse
-from confide.runs import folder
+from confide.runs import answering, folder
 from confide.runs.corpus_choice import corpus_kinds
 from confide.runs.evaluation import evaluate_speech
 from confide.runs.export import export, open_onnx
@@ -303,6 +306,44 @@ def test_a_run_of_another_task_is_evaluated_by_its_task(tiny: str, tmp_path: Pat
 
 
 # Transcribing
+
+
+def test_words_come_with_times_and_confidences(learned: Learned, files: dict[str, Path]) -> None:
+    (only,) = call("transcribe", learned.run, files["plain.wav"], "--json").document["files"]
+    words = [word for segment in only["segments"] for word in segment["words"]]
+    assert [word["word"] for word in words] == next(iter(learned.said)).split()
+    assert all(0 <= word["start"] < word["end"] <= only["seconds"] for word in words)
+    assert all(0.5 < word["confidence"] <= 1 for word in words)  # learned by heart
+    shown = call("transcribe", learned.run, files["plain.wav"], "--format", "words").out
+    assert [line.split("\t")[3] for line in shown.splitlines()] == [word["word"] for word in words]
+
+
+def test_a_stream_ends_with_the_transcript_of_the_whole(
+    learned: Learned, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, samples = next(iter(learned.said.items()))
+    (only,) = call("transcribe", learned.run, files["plain.wav"], "--stream", "--json").document["files"]
+    assert only["text"] == text
+    assert only["partials"][-1]["final"] == ""  # shorter than a window: nothing was final before the end
+    raw = io.BytesIO((samples * 32767).astype("<i2").tobytes())
+    monkeypatch.setattr(sys, "stdin", type("Stdin", (), {"buffer": raw}))
+    pieces = np.concatenate(list(transcribe_command._chunks(Path("-"))))
+    np.testing.assert_allclose(pieces, samples, atol=1e-4)
+    assert call("transcribe", learned.run, files["plain.wav"], "--stream").out.splitlines()[-1] == text
+    with pytest.raises(UserError, match="drop --format and --out"):
+        call("transcribe", learned.run, files["plain.wav"], "--stream", "--out", tmp_path)
+
+
+def test_python_and_the_page_hear_what_the_command_hears(learned: Learned, files: dict[str, Path]) -> None:
+    text, samples = next(iter(learned.said.items()))
+    assert confide.transcribe(learned.run, files["plain.wav"]).text == text
+    assert confide.transcribe(str(learned.run), samples).text == text
+    answer = answering.heard(learned.run, files["stereo.flac"].read_bytes(), "x.FLAC")
+    assert (answer["text"], len(answer["segments"][0]["words"])) == (text, len(text.split()))
+    with pytest.raises(UserError, match="cannot be read as a recording"):
+        confide.transcribe(learned.run, files["story.mp3"])
+    with pytest.raises(UserError, match=r"expected one of \.flac"):
+        answering.heard(learned.run, b"", "notes.txt")
 
 
 def test_its_onnx_file_gives_the_same_transcripts(learned: Learned, files: dict[str, Path], tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from confide.errors import UserError
 from confide.settings import LocalPath, Section
-from confide.speech.decode import Word, merge_repeats, split_words
+from confide.speech.decode import Word, confidence, merge_repeats, split_words
 
 _MARKS = {"<s>", "</s>", "<unk>", "<UNK>"}
 # Log-probability of any token but boundary and blank in the frame that `words` appends.
@@ -98,7 +98,7 @@ class BeamSearch:
         chosen = [self._words[index] for index in results[0].words if 0 <= index < len(self._words)]
         # The utterance may end inside a word, which then has runs but no text.
         spelt = zip(chosen, split_words(runs, self._boundary), strict=False)
-        return [Word(text, own[0].first, min(own[-1].last, frames - 1)) for text, own in spelt]
+        return [Word(text, own[0].first, min(own[-1].last, frames - 1), confidence(logits, own)) for text, own in spelt]
 
     def text(self, logits: np.ndarray) -> str:
         return " ".join(word.text for word in self.words(logits))

@@ -22,11 +22,12 @@ class Run(NamedTuple):
 
 
 class Word(NamedTuple):
-    """A word and the frames of the output in which it was heard."""
+    """A word, the frames of the output in which it was heard, and how sure the model is of its letters."""
 
     text: str
     first: int
     last: int
+    confidence: float  # 0 to 1
 
 
 def greedy(logits: Tensor, lengths: Tensor, blank: int = 0) -> list[list[int]]:
@@ -57,4 +58,16 @@ def greedy_words(
     """The words of a single utterance."""  # logits (frames, tokens)
     (runs,) = merge_repeats(logits.argmax(axis=-1)[None], np.array([len(logits)]), blank)
     spelt = ((to_text([run.token for run in own]).strip(), own) for own in split_words(runs, boundary))
-    return [Word(text, own[0].first, own[-1].last) for text, own in spelt if text]
+    return [Word(text, own[0].first, own[-1].last, confidence(logits, own)) for text, own in spelt if text]
+
+
+def confidence(logits: np.ndarray, runs: Sequence[Run]) -> float:
+    """The geometric mean of the probabilities of a word's tokens, each where it is largest.
+
+    It orders the words of one model by how far they can be trusted; it is no probability that a word is right.
+    """
+    best = []
+    for run in runs:
+        rows = logits[run.first : run.last + 1]  # (frames, tokens)
+        best.append((rows[:, run.token] - np.logaddexp.reduce(rows, axis=1)).max())
+    return float(np.exp(np.mean(best, dtype=np.float64)))

@@ -24,8 +24,10 @@ from confide.speech.network import Network
 from confide.speech.scores import Transcribed
 from confide.speech.store import FeatureStore
 from confide.speech.tokens import BOUNDARY, Tokens
-from confide.speech.transcribe import Transcript, transcribe
+from confide.speech.transcribe import Hearing, Transcript, transcribe
 
+Scores = Callable[[np.ndarray], np.ndarray]
+"""From samples (n,) of one utterance to logits (frames, tokens)."""
 _BATCH_SECONDS = 60.0  # of audio that is decoded at once, with its padding
 
 
@@ -79,13 +81,17 @@ class Recogniser:
                 found[place] = text
         return found
 
-    def transcribe(self, samples: np.ndarray, scores: Callable[[np.ndarray], np.ndarray] | None = None) -> Transcript:
+    def transcribe(self, samples: np.ndarray, scores: Scores | None = None) -> Transcript:
         """What a recording of any length says; samples (n,) are mono, at 16 kHz.
 
-        `scores` gives the logits (frames, tokens) of some samples in place of the network, as an exported graph does.
+        `scores` takes the place of the network, as an exported graph does.
         """
-        network, own = self.network, partial(self._words, scores=scores or self._scores)
-        return transcribe(samples, own, network.frame_seconds, late=network.silence)
+        return transcribe(samples, self.hearing(scores))
+
+    def hearing(self, scores: Scores | None = None) -> Hearing:
+        """What `transcribe` and `Stream` need of it."""
+        own = partial(self._words, scores=scores or self._scores)
+        return Hearing(own, self.network.frame_seconds, late=self.network.silence)
 
     def _texts(self, logits: Tensor, lengths: Tensor) -> list[str]:
         if self.search is None:
@@ -100,7 +106,7 @@ class Recogniser:
             return np.empty((0, self.tokens.size), dtype=np.float32)
         return self.logits([features])[0][0].numpy()
 
-    def _words(self, samples: np.ndarray, scores: Callable[[np.ndarray], np.ndarray]) -> list[Word]:
+    def _words(self, samples: np.ndarray, scores: Scores) -> list[Word]:
         logits = scores(samples)
         if not len(logits):
             return []

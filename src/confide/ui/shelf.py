@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from confide.errors import UserError
+from confide.runs import answering
 from confide.runs import folder as runs
 from confide.runs.watch import Watched
 
 DEEPEST, MOST_RUNS = 4, 2000
-AUDIO = {".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus"}
-MOST_SECONDS = 600.0
 _RECORDS = (runs.METRICS, runs.SUMMARY, "scores.json")
 
 
 @dataclass
 class Shelf:
-    """One folder. Models are held in memory, a few at a time, and used by one request at a time."""
+    """One folder."""
 
     root: Path
     _watched: dict[str, Watched] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _using: threading.Lock = field(default_factory=threading.Lock)
 
     def names(self) -> dict[str, Path]:
         """Find runs; their names are their paths below the folder. Links that lead out of it are not followed."""
@@ -75,43 +71,11 @@ class Shelf:
 
     def transcribe(self, name: str, sound: bytes, filename: str) -> dict[str, Any]:
         """Transcribe a recording by a finished speech run."""
-        from confide.runs.recogniser import load_recogniser
-        from confide.speech.corpus import Undecodable, read_file
-
-        place = self.find(name)
-        suffix = Path(filename).suffix.lower()
-        if suffix not in AUDIO:
-            raise UserError(f"{suffix or 'a file without an ending'}: expected one of {', '.join(sorted(AUDIO))}")
-        with self._using, tempfile.NamedTemporaryFile(suffix=suffix) as file:
-            recogniser = _open_model(load_recogniser, place, _changed(place / runs.MODEL))
-            file.write(sound)
-            file.flush()
-            began = time.perf_counter()
-            try:
-                samples = read_file(Path(file.name))
-            except Undecodable as error:
-                said = str(error).replace(file.name, "the recording")
-                raise UserError(f"the recording cannot be read: {said}") from None
-            if len(samples) > MOST_SECONDS * 16_000:
-                raise UserError(
-                    f"the recording is longer than {MOST_SECONDS / 60:.0f} minutes; use `confide transcribe`"
-                )
-            transcript = recogniser.transcribe(samples)
-        segments = [{"start": s.start, "end": s.end, "text": s.text} for s in transcript.segments]
-        took = time.perf_counter() - began
-        return {"text": transcript.text, "seconds": transcript.seconds, "took": took, "segments": segments}
+        return answering.heard(self.find(name), sound, filename)
 
     def retrieve(self, name: str, query: str, k: int) -> dict[str, Any]:
         """Find documents for a query by a finished retrieval run."""
-        from confide.runs.library import open_run
-
-        place = self.find(name)
-        if len(query) > 4000:
-            raise UserError(f"the query has {len(query):,} characters; expected at most 4,000")
-        with self._using:
-            library = _open_model(open_run, place, _changed(place / runs.MODEL), quiet=True)
-            found = library.find(query, min(max(k, 1), 50))
-        return {"method": library.method, "score": library.scale, "documents": [each.to_json() for each in found]}
+        return answering.found(self.find(name), query, k)
 
     def _look(self, name: str, place: Path) -> dict[str, Any]:
         with self._lock:
@@ -120,12 +84,6 @@ class Shelf:
                 held = self._watched[name] = Watched(place, runs.held_recipe(place))
             held.look()
             return held.to_json()
-
-
-# A changed file has another time, so that it is read again. Few models, since each may take gigabytes.
-@lru_cache(maxsize=2)
-def _open_model(load: Callable[..., Any], place: Path, changed: int, **options: bool) -> Any:
-    return load(place, **options)
 
 
 @lru_cache(maxsize=16)

@@ -1,0 +1,109 @@
+"""What finished runs answer to whoever asks: from Python, on the page, and over HTTP (`confide serve`).
+
+A model is opened once and used by one caller at a time. Few are held, since each may take gigabytes; one whose file has
+changed is opened again.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from confide.errors import UserError
+from confide.runs import folder
+
+if TYPE_CHECKING:
+    from confide.runs.library import RetrievedDocument
+    from confide.speech.transcribe import Transcript
+
+AUDIO = {".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus"}
+MOST_SECONDS, MOST_LETTERS, MOST_DOCUMENTS = 600.0, 4000, 50  # of what strangers may ask
+_using = threading.Lock()
+
+
+def transcribe(
+    run: Path, recording: Path | np.ndarray, language_model: Path | None = None, encoder: str | None = None
+) -> Transcript:
+    """What a recording says, by a finished speech run: a file, or samples (n,) at 16 kHz."""
+    from confide.runs.recogniser import load_recogniser, silent_libraries
+    from confide.speech.corpus import Undecodable, read_file
+
+    if isinstance(recording, np.ndarray):
+        samples = recording
+    else:
+        try:
+            with silent_libraries():
+                samples = read_file(recording)
+        except Undecodable as error:
+            raise UserError(f"{recording} cannot be read as a recording: {error}; expected {_ENDINGS}") from None
+    with _using:
+        transcript: Transcript = _opened(load_recogniser, run, language_model, encoder).transcribe(samples)
+    return transcript
+
+
+def retrieve(run: Path, query: str, k: int) -> list[RetrievedDocument]:
+    """The best documents of a query, by a finished retrieval run."""
+    from confide.runs.library import open_run
+
+    with _using:
+        found: list[RetrievedDocument] = _opened(open_run, run, True).find(query, k)
+    return found
+
+
+def heard(run: Path, sound: bytes, filename: str) -> dict[str, Any]:
+    """What a recording that somebody sent says, as JSON; its ending tells the format."""
+    from confide.runs.recogniser import load_recogniser
+    from confide.speech.corpus import Undecodable, read_file
+
+    suffix = Path(filename).suffix.lower()
+    if suffix not in AUDIO:
+        raise UserError(f"{suffix or 'a file without an ending'}: expected one of {_ENDINGS}")
+    with _using, tempfile.NamedTemporaryFile(suffix=suffix) as file:
+        recogniser = _opened(load_recogniser, run, None, None)
+        file.write(sound)
+        file.flush()
+        began = time.perf_counter()
+        try:
+            samples = read_file(Path(file.name))
+        except Undecodable as error:
+            said = str(error).replace(file.name, "the recording")
+            raise UserError(f"the recording cannot be read: {said}") from None
+        if len(samples) > MOST_SECONDS * 16_000:
+            raise UserError(f"the recording is longer than {MOST_SECONDS / 60:.0f} minutes; use `confide transcribe`")
+        transcript = recogniser.transcribe(samples)
+    return {**transcript.to_json(), "took": time.perf_counter() - began}
+
+
+def found(run: Path, query: str, k: int) -> dict[str, Any]:
+    """The documents for a query that somebody sent, as JSON."""
+    from confide.runs.library import open_run
+
+    if len(query) > MOST_LETTERS:
+        raise UserError(f"the query has {len(query):,} characters; expected at most {MOST_LETTERS:,}")
+    with _using:
+        library = _opened(open_run, run, True)
+        best = library.find(query, min(max(k, 1), MOST_DOCUMENTS))
+    return {"method": library.method, "score": library.scale, "documents": [each.to_json() for each in best]}
+
+
+_ENDINGS = ", ".join(sorted(AUDIO))
+
+
+def _opened(load: Callable[..., Any], run: Path, *options: Any) -> Any:
+    try:
+        changed = (run / folder.MODEL).stat().st_mtime_ns
+    except OSError:
+        changed = 0
+    return _load(load, run, changed, *options)
+
+
+@lru_cache(maxsize=2)
+def _load(load: Callable[..., Any], run: Path, changed: int, *options: Any) -> Any:
+    return load(run, *options)
