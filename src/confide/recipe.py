@@ -86,6 +86,11 @@ class Evaluation(Section):
 
     every: int = Field(10, ge=1, description="evaluate after every so many central steps, and after the last")
     last: int = Field(1, ge=1, description="also after each of the last so many steps; their mean is reported")
+    start: bool = Field(
+        True, exclude_if=lambda value: value,
+        description="also before the first step, so that the run can say whether it ended better than it began; costs "
+        "one evaluation",
+    )  # fmt: skip
 
 
 class Run(Section):

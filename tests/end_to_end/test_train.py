@@ -90,7 +90,7 @@ def test_a_run_leaves_every_file_and_no_temporary_one(finished: Path, contents: 
     events = {n for n in names if n.startswith("events.out.tfevents")}
     assert len(events) == 1
     assert names - events == {
-        "recipe.yaml", "metrics.jsonl", "layers.jsonl", "times.jsonl", "scores.json", "summary.json",
+        "recipe.yaml", "metrics.jsonl", "layers.jsonl", "times.jsonl", "scores.json", "start.json", "summary.json",
         "model.safetensors", "ledger.jsonl", "checkpoint.safetensors", "report.html", "secret.key",
     }  # fmt: skip
 
@@ -174,7 +174,7 @@ def test_tensorboard_shows_the_values_of_the_metrics(finished: Path) -> None:
         shown = [(event.step, event.value) for event in board.Scalars(name)]
         assert [step for step, _ in shown] == [1, 2, 3, 4, 5, 6]
         assert [value for _, value in shown] == pytest.approx([r[name] for r in lines(finished)], rel=1e-6)
-    assert [event.step for event in board.Scalars("evaluation/accuracy")] == [3, 5, 6]
+    assert [event.step for event in board.Scalars("evaluation/accuracy")] == [0, 3, 5, 6]
 
 
 def test_figures_are_png_files_where_they_are_asked_for(finished: Path, tmp_path: Path, command: Command) -> None:

@@ -66,6 +66,7 @@ def percent(share: float, digits: int) -> str:
 def print_summary(summary: dict[str, Any], out: Path, as_json: bool) -> None:
     """What a finished run reached and what privacy it spent."""
     _warn_of_large_delta(summary)
+    _warn_of_worse_end(summary, out)
     if as_json:
         print_json(summary)
         return
@@ -83,6 +84,19 @@ def _warn_of_large_delta(summary: dict[str, Any]) -> None:
         )
 
 
+def _warn_of_worse_end(summary: dict[str, Any], out: Path) -> None:
+    start = summary.get("start")  # runs from before it was measured have none
+    if start and (start["gain"] or 0.0) < 0:
+        from confide.federated.items import in_words
+
+        name = summary["metric"]
+        print(
+            f"warning: this run ended {start['said']} ({in_words(name)} {number(start['metrics'][name])} before the "
+            f"first step, {number(summary['metrics'][name])} now); `confide diagnose {out}` says what holds it back",
+            file=sys.stderr,
+        )
+
+
 def _summary_rows(summary: dict[str, Any], out: Path) -> Iterable[Row]:
     from confide.federated.items import in_words
     from confide.privacy.accountant import COLOURS, shown
@@ -90,6 +104,8 @@ def _summary_rows(summary: dict[str, Any], out: Path) -> Iterable[Row]:
 
     for name, value in summary["metrics"].items():
         yield in_words(name), number(value)
+    if (start := summary.get("start")) and start["said"]:
+        yield "against its start", f"{start['said']} ({number(start['metrics'][summary['metric']])})"
     for name, value in summary["metrics_mean_of_last"].items():
         yield f"{in_words(name)}, mean of the last steps", number(value)
     found = stated(out, curve=False)

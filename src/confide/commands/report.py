@@ -76,7 +76,8 @@ def watch(run: Folder) -> None:
         step, steps = (seen := read_run(run)).step, seen.recipe.run.steps
         print(f"nobody works in {run}: it stopped after step {step} of {steps}; `confide resume {run}` goes on")
     else:
-        print(f"finished; its page is {run / 'report.html'}")
+        said = read_run(run).to_json()["against_start"]
+        print(f"finished{f', {said}' if said else ''}; its page is {run / 'report.html'}")
 
 
 def _show(found: Comparison) -> None:
@@ -92,6 +93,9 @@ def _show(found: Comparison) -> None:
         rows.append((run.name, in_words(run.metric), value, between, epsilon, cohort, steps, seconds))
     columns: Row = ("run", "metric", "value", "95 % interval", "epsilon", "cohort", "steps", "seconds")
     print_table(columns, rows, left=2, width=_WIDTH, overflow="fold")
+    for run in found.runs:
+        if run.against_start:
+            print(f"{run.name}: {run.against_start}")
     if found.recipes:
         columns = ("setting", *(run.name for run in found.runs))
         differing = [(name, *values) for name, values in found.recipes.items()]

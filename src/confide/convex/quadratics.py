@@ -51,6 +51,7 @@ class Quadratics(BasicTask):
 
     name = "convex/quadratics"
     metric = "suboptimality"
+    better: Literal["lower"] = "lower"
 
     def __init__(self, settings: QuadraticSettings, seed: int) -> None:
         n, d, rank = settings.users, settings.dimension, settings.rank

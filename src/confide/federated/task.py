@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MethodType
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -40,6 +40,11 @@ class Task(Protocol):
     @property
     def metric(self) -> str:
         """The evaluation that sums the task up, for example `accuracy`."""
+        ...
+
+    @property
+    def better(self) -> Literal["higher", "lower"] | None:
+        """Which way the metric is good, where `scored` gives no test items that say so; none if nobody knows."""
         ...
 
     @property
@@ -136,6 +141,7 @@ class BasicTask:
     """
 
     left_out: Mapping[str, int] = {}
+    better: Literal["higher", "lower"] | None = None
 
     @property
     def fingerprint(self) -> Mapping[str, str]:

@@ -48,10 +48,15 @@ def _runs(found: Comparison) -> str:
         delta = "" if summary["epsilon"] is None else f"{summary['delta']:g}"
         of = f"{summary['cohort']:,} of {summary['population']:,}"
         size = [f"{summary['steps']:,}", f"{summary['seconds']:.4g}", str(summary["seed"])]
-        before, after = map(_plain_cells, ([in_words(run.metric), value, between], [epsilon, delta, of, *size]))
+        before, after = map(
+            _plain_cells, ([in_words(run.metric), value, between], [run.against_start, epsilon, delta, of, *size])
+        )
         inner = f"{before}<td>{_whisker(run, low, high)}</td>{after}"
         rows.append(f"<tr class=c{place % 8}><th scope=row>{_DOT}{html.escape(run.name)}</th>{inner}</tr>")
-    heads = ("run", "metric", "value", "95 % interval", "", "epsilon", "delta", "cohort", "steps", "seconds", "seed")
+    heads = (
+        "run", "metric", "value", "95 % interval", "", "against its start", "epsilon", "delta", "cohort", "steps",
+        "seconds", "seed",
+    )  # fmt: skip
     top = "".join(f"<th scope=col>{head}</th>" for head in heads)
     return f"<div class=scroll><table><thead><tr>{top}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
 
@@ -103,7 +108,14 @@ def _recipes(found: Comparison) -> list[str]:
 def _charts(found: Comparison) -> list[Chart]:
     records = [read_json_lines(run.folder / METRICS) for run in found.runs]
 
-    scores = [[{"step": r["step"], **r.get("evaluation", {})} for r in own] for own in records]
+    began = [run.beginning for run in found.runs]
+    scores = [
+        [
+            *([{"step": 0, **start.metrics}] if start else []),
+            *({"step": r["step"], **r.get("evaluation", {})} for r in own),
+        ]
+        for start, own in zip(began, records, strict=True)
+    ]
 
     def lines(name: str, kept: list[list[dict[str, Any]]] = records) -> list[Line]:
         known = [[r for r in own if r.get(name) is not None] for own in kept]

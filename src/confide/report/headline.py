@@ -58,8 +58,10 @@ def _metric(summary: dict[str, Any], items: Items | None) -> str:
     if value is None:
         return card(in_words(name), "not finite", "The model has diverged.")
     big = f"{value:.2f}" if name == "wer" else f"{value:.4g}"
+    start = summary.get("start") or {}
+    said = [html.escape(start["said"][0].upper() + start["said"][1:]) + "."] if start.get("said") else []
     if items is None:
-        return card(in_words(name), big, "How each test item was answered is not on record: no interval.")
+        return card(in_words(name), big, "How each test item was answered is not on record: no interval.", *said)
     low, high = interval(items)
     units = len(set(items.units.tolist()))
     what = items.groups_called if items.clustered and len(items.names) > 1 else "test items"
@@ -67,6 +69,7 @@ def _metric(summary: dict[str, Any], items: Items | None) -> str:
         in_words(name), big,
         f"95 % interval {low:.4g} to {high:.4g}, from drawing the {units:,} {html.escape(what)} of the test set again; "
         f"{items.better} is better.",
+        *said,
     )  # fmt: skip
 
 

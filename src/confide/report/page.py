@@ -15,6 +15,7 @@ from confide.recipe import Recipe
 from confide.report import guarantee, sections
 from confide.report.headline import headline
 from confide.report.shell import document, facts
+from confide.runs import beginning
 from confide.runs.comparison import main_metric
 from confide.runs.folder import METRICS, TIMES
 from confide.runs.stated import stated
@@ -48,7 +49,7 @@ def render(folder: Path, recipe: Recipe, summary: dict[str, Any] | None) -> str:
     promised = _stated(folder)
     body = [
         *guarantee.section(promised),
-        *sections.curves(records, recipe, metric),
+        *sections.curves(records, recipe, metric, {} if (began := beginning.read(folder)) is None else began.metrics),
         *sections.tensors(folder),
         *sections.groups(items),
         "<p class=note>Curves and tables come from the users' and the test data and are <b>not</b> covered by the "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,15 @@ def _known(records: list[Record], name: str) -> tuple[list[float], list[float | 
     return [step for step, _ in known], [value for _, value in known]
 
 
-def curves(records: list[Record], recipe: Recipe, metric: str) -> list[str]:
-    """How the run went, step by step."""
+def curves(records: list[Record], recipe: Recipe, metric: str, began: Mapping[str, float | None]) -> list[str]:
+    """How the run went, step by step; `began` is the evaluation of the model that it began with."""
     steps = [float(r["step"]) for r in records]
 
     def of(name: str, label: str, colour: int = 0, dashed: bool = False) -> Line:
         return Line(label, steps, [r.get(name) for r in records], colour, dashed)
 
-    scores = [(float(r["step"]), r["evaluation"]) for r in records if "evaluation" in r]
+    scores = [(0.0, began)] if began else []
+    scores += [(float(r["step"]), r["evaluation"]) for r in records if "evaluation" in r]
     values = [e.get(metric) for _, e in scores]
     others = sorted({name for _, e in scores for name in e} - {metric})
     rate = recipe.sampling.kind

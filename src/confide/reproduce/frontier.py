@@ -33,7 +33,8 @@ from confide.recipe import Recipe
 from confide.report.charts import Chart, Line
 from confide.report.shell import Cell, document, table
 from confide.reproduce.grid import cached_task, run_groups, text_table, write_rows
-from confide.runs.folder import finite, score_model
+from confide.runs.beginning import score_model
+from confide.runs.folder import finite
 from confide.runs.simulation import simulate
 
 EPSILONS = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.7, 8.0, 11.3, 16.0)

@@ -20,7 +20,9 @@ from confide.federated.intervals import LEVEL, Difference, difference, holm, int
 from confide.federated.items import Items
 from confide.privacy.accountant import protection, shown
 from confide.recipe import Recipe
+from confide.runs import beginning
 from confide.runs import folder as runs
+from confide.runs.beginning import Beginning, score_model
 from confide.runs.parameters import load_parameters_of
 
 REAL = 0.05
@@ -36,6 +38,7 @@ class ComparedRun:
     summary: dict[str, Any]
     items: Items | None
     interval: tuple[float, float] | None
+    beginning: Beginning | None = None
 
     @property
     def metric(self) -> str:
@@ -45,6 +48,11 @@ class ComparedRun:
     def value(self) -> float | None:
         found: float | None = self.summary["metrics"][self.metric]
         return found
+
+    @property
+    def against_start(self) -> str:
+        """Whether the run ended better than it began, in words; empty where that is not on record."""
+        return "where it began was not recorded" if self.beginning is None else self.beginning.said(self.value)
 
     @property
     def shown(self) -> tuple[str, str, str]:
@@ -103,6 +111,7 @@ class Comparison:
                     "interval": None if run.interval is None else list(run.interval), "level": LEVEL,
                     "test": None if run.items is None else run.items.test,
                     **{name: run.summary[name] for name in _FIELDS}, "unit": run.summary.get("unit"),
+                    "start": run.summary.get("start"),
                 }
                 for run in self.runs
             ],
@@ -157,7 +166,7 @@ def items_of(folder: Path, recipe: Recipe) -> Items | None:
     if held is not None:
         return held
     task = make_task(recipe.task, recipe.run.seed)
-    _, found = runs.score_model(task, load_parameters_of(folder, task))
+    _, found = score_model(task, load_parameters_of(folder, task))
     if found is not None:
         scores.write(folder, found)
     return found
@@ -187,7 +196,8 @@ def _read_run(folder: Path, name: str, notes: list[str]) -> ComparedRun:
             notes.append(f"{name} has no test items: its difference to others cannot be judged")
     except UserError as error:
         notes.append(f"{name} could not be scored item by item ({error}); its differences cannot be judged")
-    return ComparedRun(name, folder, recipe, summary, items, None if items is None else interval(items))
+    between = None if items is None else interval(items)
+    return ComparedRun(name, folder, recipe, summary, items, between, beginning.read(folder))
 
 
 def _compare_pairs(found: Sequence[ComparedRun]) -> list[Pair]:

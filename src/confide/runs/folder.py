@@ -1,11 +1,11 @@
 """The folder of a run: what is in it, and how a run is started, stopped and taken up again.
 
 recipe.yaml (resolved), checkpoint.safetensors, ledger.jsonl, metrics.jsonl, layers.jsonl (norms of each tensor, where
-the model was evaluated), times.jsonl (seconds of each part of a step), released.jsonl (the figures of
-`privacy.metrics`, which alone of these have noise), events.* (TensorBoard), and at the end
-model.safetensors, scores.json (how each test item was answered), summary.json and report.html. secret.key has the key
-of the digests of users' data, and must not leave the folder. Nothing that is there is ever overwritten by another run,
-and one process at a time works in it.
+the model was evaluated), times.jsonl (seconds of each part of a step), start.json (what the starting model is worth),
+released.jsonl (the figures of `privacy.metrics`, which alone of these have noise), events.* (TensorBoard), and at the
+end model.safetensors, scores.json (how each test item was answered), summary.json and report.html. secret.key has the
+key of the digests of users' data, and must not leave the folder. Nothing that is there is ever overwritten by another
+run, and one process at a time works in it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-import torch
 import yaml
-from torch import Tensor
 
 from confide import recipe
 from confide.build import RemoteEngine, make_loop
@@ -31,7 +29,6 @@ from confide.engines.engine import Abandoned
 from confide.engines.ranks import LostRank, Place
 from confide.errors import Stopped, UserError
 from confide.federated import items
-from confide.federated.items import Items
 from confide.federated.state import State
 from confide.federated.task import Task
 from confide.files import check_plain, write_atomically
@@ -42,7 +39,8 @@ from confide.privacy.mechanisms import Mechanism, mechanism_of
 from confide.progress import Reporter, stop_on_signal
 from confide.recipe import Recipe
 from confide.run import Loop
-from confide.runs import checkpoint, fingerprint
+from confide.runs import beginning, checkpoint, fingerprint
+from confide.runs.beginning import score_model
 from confide.runs.fingerprint import describe_environment
 from confide.runs.notes import notes_of, serialise
 from confide.runs.paying import check_budget, paying
@@ -135,7 +133,10 @@ def _begin(
     loop = _loop(folder, wanted, workers, here, deployed)
     try:
         check_budget(loop)
-        return loop, saved or loop.start()
+        state = saved or loop.start()
+        if state.step == 0 and wanted.evaluation.start:
+            beginning.measure(folder, loop.task, loop.layout.views(state.parameters))
+        return loop, state
     except BaseException:
         loop.engine.close()
         raise
@@ -306,6 +307,9 @@ def _make_steps(folder: Path, loop: Loop, state: State, quiet: bool) -> None:
         stop_on_signal() as stop,
     ):
         note = privacy = ""
+        began_with = beginning.read(folder)
+        if began_with is not None and state.step == 0:
+            files.begin(began_with.metrics)
         while state.step < steps:
             try:
                 record = recorded.step(state)
@@ -349,11 +353,12 @@ def _finish(folder: Path, loop: Loop, state: State, page: WritePage | None) -> d
     metrics, scores = score_model(loop.task, model)
     if scores is not None:
         items.write(folder, scores)
-    kind = mechanism_for(loop.recipe)
+    kind, began_with = mechanism_for(loop.recipe), beginning.read(folder)
     summary: dict[str, Any] = {
         "task": loop.task.name,
         "metric": loop.task.metric,
         "metrics": json_safe(metrics),
+        "start": None if began_with is None else began_with.verdict(json_safe(metrics), scores),
         "metrics_mean_of_last": json_safe(mean_of_recent(state)),
         **{name: listed[name] for name in _SPENT},
         "mechanism": kind.label(),
@@ -383,10 +388,3 @@ def _finish(folder: Path, loop: Loop, state: State, page: WritePage | None) -> d
         page(folder, loop.recipe, summary)
     write_atomically(folder / SUMMARY, (json.dumps(summary, indent=2, allow_nan=False) + "\n").encode())
     return summary
-
-
-def score_model(task: Task, model: dict[str, Tensor]) -> tuple[dict[str, float], Items | None]:
-    """A model's evaluation, and how each test item was answered where the task has test items."""
-    with torch.no_grad():
-        found: tuple[dict[str, float], Items] | None = task.scored(model)
-        return found or (task.evaluate(model), None)

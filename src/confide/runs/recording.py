@@ -6,7 +6,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -63,6 +63,12 @@ class Recording:
         for name, value in flat.items():
             if name not in ("step", "released/step") and isinstance(value, int | float):
                 self.board.add_scalar(name, value, record["step"])
+
+    def begin(self, metrics: Mapping[str, float | None]) -> None:
+        """The starting model's evaluation, so that curves begin where the run does."""
+        for name, value in metrics.items() if self.board is not None else ():
+            if value is not None:
+                self.board.add_scalar(f"evaluation/{name}", value, 0)
 
     def sync(self) -> None:
         """Have everything on disk."""

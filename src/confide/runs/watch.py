@@ -20,7 +20,9 @@ from confide.federated.items import in_words, measured
 from confide.privacy import ledger
 from confide.privacy.accountant import COLOURS, protection, shown, strength
 from confide.recipe import Recipe
+from confide.runs import beginning
 from confide.runs import folder as runs
+from confide.runs.beginning import Beginning
 
 Record = dict[str, Any]
 _BARS = "▁▂▃▄▅▆▇█"
@@ -34,6 +36,7 @@ class Watched:
     recipe: Recipe
     records: list[Record] = field(default_factory=list)
     _read: int = 0
+    _beginning: Beginning | None = None
 
     def look(self) -> None:
         path = self.folder / runs.METRICS
@@ -82,6 +85,12 @@ class Watched:
         """What the ledger had spent when that was last computed."""
         return next((r["epsilon"] for r in reversed(self.records) if "epsilon" in r), None)
 
+    def beginning(self) -> Beginning | None:
+        """Where the run began, read once it is there."""
+        if self._beginning is None:
+            self._beginning = beginning.read(self.folder)
+        return self._beginning
+
     def to_json(self) -> dict[str, Any]:
         name, values = self.metric()
         last = self.records[-1] if self.records else {}
@@ -94,11 +103,14 @@ class Watched:
             summary = runs.summary_of(self.folder)
             name = summary.get("metric", name)
             value, epsilon = summary["metrics"].get(name), summary["epsilon"]
+        began = self.beginning()
         return {
             "state": state, "task": self.recipe.task.kind, "step": self.step, "steps": self.recipe.run.steps,
             "metric": name, "metric_said": in_words(name), "value": value, "epsilon": epsilon,
             "epsilon_shown": shown(epsilon), **terms, "strength": strength(epsilon, **terms),
             "protection": protection(epsilon, **terms),
+            "start": None if began is None else began.metrics.get(name or began.metric),
+            "against_start": "" if began is None else began.said(value),
             "seconds": last.get("seconds"), "seconds_left": self.seconds_left,
             **{name: last.get(name) for name in ("loss", "cohort", "snr", "share_bounded")},
         }  # fmt: skip
@@ -201,7 +213,7 @@ def _panel(found: Watched) -> Any:
     rows = [
         ("step", f"{now['step']:,} of {now['steps']:,}", "" if left is None else f"about {_duration(left)} left"),
         ("loss", "" if not losses else f"{losses[-1]:.4g}", spark(losses)),
-        (in_words(name), "" if not scores else f"{scores[-1]:.4g}", spark(scores)),
+        (in_words(name), "" if not scores else f"{scores[-1]:.4g}", f"{spark(scores)} {now['against_start']}".strip()),
         ("epsilon", "no guarantee" if now["epsilon"] is None else shown(now["epsilon"]), _so_far(now)),
         ("signal / noise", "" if now["snr"] is None else f"{now['snr']:.3g}", ""),
         ("share bounded", "" if now["share_bounded"] is None else f"{now['share_bounded']:.0%}", ""),

@@ -28,6 +28,7 @@ class _Workload(BasicTask):
     """What the workloads have in common."""
 
     metric = "loss"
+    better: Literal["lower"] = "lower"
 
     def __init__(self, users: int, examples: int) -> None:
         self.examples = np.broadcast_to(np.int64(examples), users)  # however many users, one number
