@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    recipe = load(given.recipe, [*given.set, f"run.steps={given.steps}", "evaluation.every=1000000"])
+    recipe = load(given.recipe, [*given.set, f"run.steps={given.steps}", "evaluation.every=1000000", "final={}"])
     ends, users = [], []
 
     def watch(loop: Loop, state: State, record: Record) -> None:

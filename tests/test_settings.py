@@ -34,7 +34,7 @@ DIGESTS = {
     "speech/an4/pretrained": "f1573d3783fa1e07",
     "speech/an4/seed": "08747c679a699408",
     "speech/digits/federated": "293ea9496ea6e0ca",
-    "speech/digits/pretrained": "be596d8f8214bec5",
+    "speech/digits/pretrained": "6dc77f41a52aa842",
     "speech/digits/seed": "2b1724bcd736ffba",
     "speech/embedded/federated": "1e275d8bd00c2d7a",
     "speech/embedded/seed": "88b9aaf38b4b50bb",

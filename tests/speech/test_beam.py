@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from confide.errors import UserError
-from confide.speech.beam import BeamSearch, BeamSettings
+from confide.speech.beam import BeamSearch, BeamSettings, equal_words
 from confide.speech.decode import greedy_words
 
 pytest.importorskip("flashlight.lib.text.decoder", reason="flashlight-text is not installed")
@@ -113,6 +113,16 @@ def test_a_word_list_restricts_what_can_be_heard(arpa: Path, tmp_path: Path) -> 
     listed.write_text("ME\nTWO\n\nME\n")
     search = BeamSearch(BeamSettings(language_model=arpa, words=listed), NAMES)
     assert search.text(spoken("me")) == "me two"
+
+
+def test_a_model_of_equal_words_hears_each_of_them_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "equal.arpa"
+    path.write_text(equal_words(["one", "two", "me"]))
+    search = BeamSearch(BeamSettings(language_model=path), NAMES)
+    assert search.text(spoken("one")) == "one two"
+    assert search.text(spoken("me")) == "me two"
+    assert plain(spoken("on")) == "on too"
+    assert search.text(spoken("on")) == "one two"
 
 
 @pytest.mark.parametrize(

@@ -13,16 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from confide.encoders import presets
 from confide.errors import UserError
+from confide.files import write_atomically
 from confide.privacy.accountant import shown
 from confide.recipe import Recipe, load
 from confide.report.shell import document
 from confide.reproduce.frontier import Frontier, Spot, page_parts, spot_of_run
 from confide.reproduce.grid import text_table, train_once
+from confide.speech.beam import equal_words
+from confide.speech.grammar import DIGITS
 
 ENCODER = "whisper-tiny.en"
 START, PRIVATE = "speech/voices/seed", "speech/voices/private"
@@ -92,7 +96,16 @@ def demo(out: Path, workers: int, quiet: bool = False) -> Demo:
     links = "".join(f'<li><a href="{row.folder.name}/report.html">{row.name}</a></li>' for row in rows)
     parts = [*page_parts(Frontier(tuple(spots))), f"<h2>Runs</h2><ul>{links}</ul>"]
     page.write_text(document("What privacy costs", parts), encoding="utf-8")
-    return Demo(rows, page, f"say some digits: confide transcribe {rows[-2].folder} recording.wav")
+    return Demo(rows, page, f"say some digits: confide transcribe {rows[-2].folder} recording.wav{_only_digits(out)}")
+
+
+def _only_digits(out: Path) -> str:
+    """The option by which a recording of digits is heard as digits, where beam search is installed."""
+    if find_spec("flashlight") is None:
+        return ""
+    words = out / "digits.arpa"
+    write_atomically(words, equal_words(DIGITS["en"]).encode())
+    return f" --language-model {words}"
 
 
 def _say(what: str, quiet: bool) -> None:

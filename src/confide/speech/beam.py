@@ -104,6 +104,18 @@ class BeamSearch:
         return " ".join(word.text for word in self.words(logits))
 
 
+def equal_words(words: Sequence[str]) -> str:
+    """A language model that knows these words alone, each as likely after any other, as the text of an ARPA file.
+
+    Where it is known what can be said, it corrects spelling and knows nothing else.
+    """
+    each = f"{-np.log10(len(words)):.4f}"
+    ones = ["-99\t<s>\t0", "-1\t</s>", "-99\t<unk>", *(f"{each}\t{word}\t0" for word in words)]
+    twos = [f"{each}\t<s> {words[0]}"]  # says nothing; KenLM wants a pair
+    parts = [f"\\data\\\nngram 1={len(ones)}\nngram 2={len(twos)}", "\n".join(["\\1-grams:", *ones])]
+    return "\n\n".join([*parts, "\n".join(["\\2-grams:", *twos]), "\\end\\\n"])
+
+
 def _words(settings: BeamSettings) -> list[str]:
     """The word list, without repeats, in the file's order."""
     for path in (settings.language_model, settings.words):
