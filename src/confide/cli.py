@@ -20,6 +20,7 @@ from confide.commands import (
     evaluate,
     export,
     guarantee,
+    init,
     ledger,
     plan,
     publish,
@@ -47,6 +48,7 @@ app = typer.Typer(
 \b
 Start here:
   confide demo                                   private speech recognition, from nothing (a few minutes)
+  confide init recordings                        a recipe for recordings or texts of your own
   confide recipe list                            what can be run
   confide train convex/digits --out runs/digits  run it (about 10 s)
   confide guarantee runs/digits                  what it promises, to whom and against whom
@@ -56,10 +58,19 @@ Start here:
   confide reproduce norm/table1                  a paper's table beside ours
 """,
 )
-_OPEN_NONE = (bench.bench, train.demo, guarantee.guarantee, ledger.ledger, budget.budget, reproduce.reproduce)
+_OPEN_NONE = (
+    init.init,
+    bench.bench,
+    train.demo,
+    guarantee.guarantee,
+    ledger.ledger,
+    budget.budget,
+    reproduce.reproduce,
+)
 # In the order of `confide --help`.
 for command in (
-    bench.bench, train.train, train.demo, train.resume, guarantee.guarantee, ledger.ledger, budget.budget, audit.audit,
+    init.init, bench.bench, train.train, train.demo, train.resume, guarantee.guarantee, ledger.ledger, budget.budget,
+    audit.audit,
     reproduce.reproduce, report.report, report.compare, report.watch, diagnose.diagnose, evaluate.evaluate,
     transcribe.transcribe, retrieval.retrieve, retrieval.answer, publish.publish, export.export, ui.ui,
 ):  # fmt: skip

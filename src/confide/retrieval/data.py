@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from confide.errors import UserError
+from confide.files import digest
 from confide.randomness import generator
 from confide.retrieval.splits import Indices, train_and_test
 from confide.settings import Section
@@ -31,6 +32,11 @@ class SplitSettings(Section):
     limit: int | None = Field(
         None, ge=4, description="use so many examples (of each file, if the test has its own), stratified"
     )
+    # Left out of a dump at its default, so that recipes from before it was there keep their digest.
+    test_by: Literal["rows", "clients"] = Field(
+        "rows", exclude_if=lambda value: value == "rows",
+        description="what the test share is of: of the rows, or of the clients, whose rows are then all for the test",
+    )  # fmt: skip
     held_out: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None,
         description="to choose settings: train without this share of the training examples and evaluate on it; the "
@@ -113,7 +119,9 @@ def assemble(
             "one there is nothing to retrieve"
         )
     train = _limit(_number(training, numbers, counts), settings.limit, generator(seed, "limit"))
-    if testing is None:
+    if testing is None and settings.test_by == "clients":
+        train, test = _split_by_client(name, train, settings.test_share)
+    elif testing is None:
         train, test = train.split(settings.test_share, generator(seed, "test"))
     else:
         test = _limit(_number(testing, numbers, counts), settings.limit, generator(seed, "limit", 1))
@@ -155,6 +163,16 @@ def _number(rows: list[Row], numbers: dict[str, int], counts: Counter[str]) -> E
         np.array([numbers[row.document] for row in known], dtype=np.int64),
         groups if groups and len(groups) == len(known) else None,
     )
+
+
+def _split_by_client(name: str, examples: Examples, share: float) -> tuple[Examples, Examples]:
+    """All rows of a share of the clients are for the test; hashes of their names decide which, on every machine."""
+    if examples.groups is None:
+        raise UserError(f"{name}: test_by: clients needs data that say whose each row is; name the client_column")
+    clients = sorted(set(examples.groups), key=lambda client: digest(["test", client]))
+    tested = set(clients[: max(1, round(share * len(clients)))])
+    held = np.array([group in tested for group in examples.groups])
+    return examples.take(np.flatnonzero(~held)), examples.take(np.flatnonzero(held))
 
 
 def _limit(examples: Examples, limit: int | None, draw: np.random.Generator) -> Examples:

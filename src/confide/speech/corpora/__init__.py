@@ -13,6 +13,7 @@ from confide.errors import require
 from confide.speech.corpora.common_voice import CommonVoiceSettings
 from confide.speech.corpora.digits import AudioMnistSettings, FsddSettings
 from confide.speech.corpora.librispeech import LibriSpeechSettings
+from confide.speech.corpora.manifests import ManifestSettings
 from confide.speech.corpora.own import FolderSettings, PythonCorpusSettings
 from confide.speech.corpora.population import PopulationSettings
 from confide.speech.corpora.speech_commands import SpeechCommandsSettings
@@ -29,6 +30,7 @@ CorpusSettings = Annotated[
     | SpeechCommandsSettings
     | FolderSettings
     | TsvSettings
+    | ManifestSettings
     | SyntheticSettings
     | PopulationSettings
     | PythonCorpusSettings,

@@ -3,6 +3,7 @@
 Two layouts are read. Google's own has a folder for each word with SPEAKER_nohash_TAKE.wav in it; validation_list.txt
 and testing_list.txt name what is not for training, and folders that begin with an underscore (_background_noise_) hold
 no words. The other has tables train.tsv and test.tsv, as AN4 has here. Lists and tables part people, not recordings.
+Folders of words without lists are read by `subset: all`; shares part their people.
 
 Tables know no validation: `share: 90` trains on nine tenths of the people of `subset: train`, and `share: 10` is the
 rest of them, for choosing settings. A recording has the same id in both layouts.
@@ -38,8 +39,10 @@ class SpeechCommandsSettings(SpeakerSettings):
     folder: LocalPath | None = Field(
         None, description="holds the folders of the words, or the tables; else speech_commands in CONFIDE_DATA"
     )
-    subset: Literal["train", "validation", "test"] = Field(
-        "train", description="other people each; tables have no validation: use share 90 and 10 of train"
+    subset: Literal["train", "validation", "test", "all"] = Field(
+        "train",
+        description="other people each; tables have no validation: use share 90 and 10 of train; all: everybody, for "
+        "folders that have neither lists nor tables",
     )
     words: list[Annotated[str, Field(min_length=1)]] | None = Field(
         None, min_length=1, description="only these words, such as [bed, cat]; none: all"
@@ -48,7 +51,7 @@ class SpeechCommandsSettings(SpeakerSettings):
     def read(self, progress: Progress | None = None) -> Corpus:
         """List the recordings of the subset, and keep those of the words that were asked for."""
         folder = find_folder(self.folder, "speech_commands", "Speech Commands", _SOURCE)
-        original = any((folder / name).is_file() for name in _LISTS.values())
+        original = self.subset == "all" or any((folder / name).is_file() for name in _LISTS.values())
         listed = list(_list_folders(folder, self.subset) if original else _list_table(folder, self.subset))
         return make_corpus(f"SpeechCommands-{self.subset}", "en", self._choose(listed), self, progress)
 
@@ -75,19 +78,19 @@ def _list_table(folder: Path, subset: str) -> Iterator[Entry | Skipped]:
     if not table.is_file():
         raise UserError(
             f"Speech Commands in {folder} has neither {table.name} nor {' and '.join(_LISTS.values())}; expected the "
-            f"one or the others: check the folder, or get the corpus from {_SOURCE}"
+            f"one or the others: check the folder, use subset all with a share, or get the corpus from {_SOURCE}"
         )
     return read_table(table, ("utterance", "speaker", "path", "text"), entry_below(folder), filled=("speaker", "path"))
 
 
 def _list_folders(folder: Path, subset: str) -> Iterator[Entry | Skipped]:
-    """What a list names, or for training everything that no list names."""
+    """What a list names, for training everything that no list names, and for all everything."""
     if subset in _LISTS:
         for number, name in enumerate(_read_list(folder, subset), start=1):
             entry = _entry(folder, name)
             yield entry or Skipped(f"{_LISTS[subset]}:{number}", f"no WORD/SPEAKER_nohash_TAKE.wav: {name}")
         return
-    others = {name for part in _LISTS for name in _read_list(folder, part)}
+    others = set() if subset == "all" else {name for part in _LISTS for name in _read_list(folder, part)}
     words = sorted(item for item in folder.iterdir() if item.is_dir() and not item.name.startswith(("_", ".")))
     for file in (file for word in words for file in sorted(word.iterdir())):
         name = f"{file.parent.name}/{file.name}"

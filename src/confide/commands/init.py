@@ -1,0 +1,112 @@
+"""`confide init`: looks at recordings or texts of one's own, and writes a recipe that fits them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from confide.commands.options import Json
+from confide.commands.printing import print_json
+from confide.errors import UserError
+
+_Column = "What this column of your table is called, if it has no usual name."
+
+
+def init(
+    data: Annotated[
+        Path | None, typer.Argument(help="Folder or file with your recordings or texts; asked for on a terminal.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The recipe to write; a file that is there is refused.")] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(help="What privacy to plan for; inf for none. Without it 8, or none where people are too few."),
+    ] = None,
+    language: Annotated[str, typer.Option(help="Of the recordings: en, fr or de.")] = "en",
+    encoder: Annotated[
+        str | None, typer.Option(help="The frozen encoder: a preset (`confide encoder list`), a folder, owner/name.")
+    ] = None,
+    start: Annotated[Path | None, typer.Option(help="A run or model to begin with, such as a seed.")] = None,
+    path_column: Annotated[str | None, typer.Option(help=_Column)] = None,
+    speaker_column: Annotated[str | None, typer.Option(help=_Column)] = None,
+    text_column: Annotated[str | None, typer.Option(help=_Column)] = None,
+    label_column: Annotated[str | None, typer.Option(help=_Column)] = None,
+    owner_column: Annotated[str | None, typer.Option(help=_Column)] = None,
+    as_json: Json = False,
+) -> None:
+    """Look at recordings or texts of your own, and write a recipe that fits them.
+
+    It finds out the layout, counts people and hours, holds people out for the test, and chooses encoder, cohort, steps,
+    batch, delta and noise, with a comment for each. It says so where people are too few, and how many would be enough.
+    It opens headers of recordings and the first rows of tables, sends nothing anywhere, and overwrites nothing.
+
+    Example: `confide init recordings --out mine.yaml --epsilon 8`
+    """
+    from confide.propose.look import Columns, look
+    from confide.propose.proposal import propose
+
+    if data is None:
+        data = Path(_ask("Where are your recordings or texts (a folder or a file)?", "DATA"))
+        if epsilon is None:
+            epsilon = _read_epsilon(_ask("Epsilon (8 is usual, 2 is strong, inf for none)?", "--epsilon", default="8"))
+    out = out or Path(f"{data.expanduser().resolve().name.partition('.')[0] or 'mine'}.yaml")
+    if epsilon is not None and not epsilon > 0:
+        raise UserError(f"--epsilon {epsilon:g}: expected a number above 0, for example 8, or inf for no privacy")
+    if out.exists():
+        raise UserError(f"{out} is there already, and nothing is overwritten; give another --out")
+    if not out.resolve().parent.is_dir():
+        raise UserError(f"--out {out}: there is no folder {out.parent}; make it, or give another --out")
+    found = look(data, Columns(path_column, speaker_column, text_column, label_column, owner_column), language)
+    made = propose(found, out.stem, epsilon, encoder, start)
+    for warning in made.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    _write(out, made.text)
+    commands = _next_commands(out, made.encoder)
+    if as_json:
+        print_json({
+            "recipe": str(out), "found": made.found, "people": made.people, "epsilon": made.epsilon,
+            "encoder": made.encoder, "warnings": list(made.warnings), "next": commands,
+        })  # fmt: skip
+        return
+    print(f"found: {made.found}")
+    for line in made.said:
+        print(f"  {line}")
+    print(f"wrote {out}; next:")
+    for command in commands:
+        print(f"  {command}")
+
+
+def _ask(question: str, option: str, default: str | None = None) -> str:
+    if not sys.stdin.isatty():
+        raise UserError(
+            f"{option} was not given, and there is no terminal to ask on; `confide init --help` has the options"
+        )
+    return str(typer.prompt(question, default=default))
+
+
+def _read_epsilon(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"epsilon {text!r}: expected a number above 0, for example 8, or inf for no privacy") from None
+
+
+def _write(out: Path, text: str) -> None:
+    try:
+        with out.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UserError(f"{out} is there already, and nothing is overwritten; give another --out") from None
+    except OSError as error:
+        raise UserError(f"--out {out} cannot be written ({error.strerror}); choose another place") from None
+
+
+def _next_commands(out: Path, encoder: str) -> list[str]:
+    from confide.encoders.presets import PRESETS
+
+    run = f"runs/{out.stem}"
+    chosen = PRESETS.get(encoder)
+    get = [chosen.command] if chosen is not None and not chosen.installed else []
+    return [*get, f"confide train {out} --out {run}", f"confide evaluate {run}", f"confide guarantee {run}"]
