@@ -258,6 +258,52 @@ def tiny_speech_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
 
 
 @pytest.fixture(scope="session")
+def left_run() -> Callable[[Path, dict[str, Any]], Path]:
+    """`left_run(folder, task)`: a run that has ended, with random tensors, without the training; speech by default."""
+    rest: dict[str, Any] = {
+        "sampling": {"kind": "fixed", "cohort": 1}, "local": {"steps": 1, "learning_rate": 1.0, "batch_size": 2},
+        "bounding": {"rule": "clip", "bound": 1.0}, "central": {"kind": "sgd", "learning_rate": 1.0},
+        "run": {"steps": 1},
+    }  # fmt: skip
+    nowhere = {"kind": "folder", "folder": "nowhere"}
+
+    def make(place: Path, task: dict[str, Any]) -> Path:
+        import torch
+
+        from confide.encoders.encoder import Encoder
+        from confide.privacy.ledger import FILE, Ledger
+        from confide.recipe import parse
+        from confide.retrieval.retriever import Retriever
+        from confide.retrieval.settings import RetrievalSettings
+        from confide.runs import folder
+        from confide.runs.notes import serialise
+        from confide.speech.network import network_of
+        from confide.speech.settings import SpeechSettings
+        from confide.speech.tokens import Tokens
+
+        recipe = parse(
+            {"task": {"kind": "speech", "corpus": nowhere, "test": nowhere, **task}, **rest}
+            if task.get("kind") is None
+            else {"task": task, **rest}
+        )
+        if isinstance(recipe.task, SpeechSettings):
+            shapes = network_of(recipe.task, Tokens("en")).shapes()
+        else:
+            assert isinstance(recipe.task, RetrievalSettings)
+            documents = recipe.task.data.read(0).documents
+            shapes = Retriever(recipe.task, Encoder(recipe.task.encoder), documents, 0, quiet=True).parameter_shapes()
+        draw = torch.Generator().manual_seed(0)
+        place.mkdir()
+        (place / folder.RECIPE).write_text(recipe.to_yaml())
+        tensors = {name: torch.randn(shape, generator=draw) * 0.3 for name, shape in shapes.items()}
+        (place / folder.MODEL).write_bytes(serialise(tensors, {"task": recipe.task.kind}))
+        Ledger.create(place / FILE, {"delta": 1e-6, "accountant": "pld", "population": 10})
+        return place
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def tiny_encoder(tiny_model: Callable[..., Path]) -> Callable[..., Encoder]:
     """`tiny_encoder("causal", "mean", max_tokens=8)`."""
 

@@ -28,6 +28,7 @@ from confide.commands import (
     report,
     reproduce,
     retrieval,
+    serve,
     train,
     transcribe,
     ui,
@@ -72,7 +73,7 @@ for command in (
     init.init, bench.bench, train.train, train.demo, train.resume, guarantee.guarantee, ledger.ledger, budget.budget,
     audit.audit,
     reproduce.reproduce, report.report, report.compare, report.watch, diagnose.diagnose, evaluate.evaluate,
-    transcribe.transcribe, retrieval.retrieve, retrieval.answer, publish.publish, export.export, ui.ui,
+    transcribe.transcribe, retrieval.retrieve, retrieval.answer, publish.publish, export.export, serve.serve, ui.ui,
 ):  # fmt: skip
     app.command(cls=None if command in _OPEN_NONE else OpensRecipes)(command)
 for name, group in {"plan": plan, "corpus": corpus, "encoder": encoder, "deploy": deploy, "recipe": recipe}.items():

@@ -10,54 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from confide.encoders.encoder import Encoder, EncoderSettings
 from confide.encoders.frames import FrameEncoder
 from confide.encoders.graph import Normalised, WhisperFeatures
 from confide.errors import UserError
-from confide.privacy.ledger import FILE, Ledger
-from confide.recipe import load, parse
-from confide.retrieval.settings import RetrievalSettings
+from confide.recipe import load
 from confide.runs import export, folder, publish
-from confide.runs.notes import serialise
 from confide.speech.features import FeatureSettings, log_mel
 from confide.speech.graph import LogMelGraph
-from confide.speech.network import network_of
-from confide.speech.settings import SpeechSettings
-from confide.speech.tokens import Tokens
 
 pytestmark = pytest.mark.usefixtures("no_figures_here")
 Command = Callable[..., tuple[int, str, str]]
-SOME = {
-    "sampling": {"kind": "fixed", "cohort": 1}, "local": {"steps": 1, "learning_rate": 1.0, "batch_size": 2},
-    "bounding": {"rule": "clip", "bound": 1.0}, "central": {"kind": "sgd", "learning_rate": 1.0}, "run": {"steps": 1},
-}  # fmt: skip
+LeftRun = Callable[[Path, dict[str, Any]], Path]
 
 
 def noise(samples: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(scale=0.1, size=samples).astype(np.float32)
-
-
-def left_run(place: Path, task: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
-    """The folder of a run that has ended, without the training."""
-    place.mkdir()
-    (place / folder.RECIPE).write_text(parse({"task": task, **SOME}).to_yaml())
-    (place / folder.MODEL).write_bytes(serialise(tensors, {}))
-    Ledger.create(place / FILE, {"delta": 1e-6, "accountant": "pld", "population": 10})
-    return place
-
-
-def random_like(shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    draw = torch.Generator().manual_seed(0)
-    return {name: torch.randn(shape, generator=draw) * 0.3 for name, shape in shapes.items()}
-
-
-def speech_run(place: Path, model: dict[str, Any]) -> Path:
-    nowhere = {"kind": "folder", "folder": "nowhere"}
-    task = {"kind": "speech", "corpus": nowhere, "test": nowhere, "model": model}
-    shapes = network_of(SpeechSettings.model_validate(task), Tokens("en")).shapes()
-    return left_run(place, task, random_like(shapes))
 
 
 @pytest.fixture(scope="module")
@@ -144,8 +112,8 @@ def test_the_command_says_what_was_written_and_whether_it_may_leave(
     assert (code, "which hears nothing" in err) == (2, True)
 
 
-def test_a_whole_recogniser_takes_samples_of_any_length(tmp_path: Path) -> None:
-    run = speech_run(tmp_path / "run", {"layers": 1, "width": 16, "mlp": 32, "heads": 2})
+def test_a_whole_recogniser_takes_samples_of_any_length(tmp_path: Path, left_run: LeftRun) -> None:
+    run = left_run(tmp_path / "run", {"model": {"layers": 1, "width": 16, "mlp": 32, "heads": 2}})
     made = export.export(run, tmp_path / "model.onnx")
     assert made["difference"] < 1e-3
     assert len(made["checked"]) == 3
@@ -168,10 +136,10 @@ def test_a_whole_recogniser_takes_samples_of_any_length(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_head_is_written_with_its_frozen_encoder(
-    tiny_speech_model: Callable[[str], Path], tmp_path: Path, family: str, train: list[str]
+    tiny_speech_model: Callable[[str], Path], tmp_path: Path, left_run: LeftRun, family: str, train: list[str]
 ) -> None:
     parts = {"train": train, **({"rank": 2} if "lora" in train else {})}
-    run = speech_run(tmp_path / "run", {"encoder": {"source": str(tiny_speech_model(family)), **parts}})
+    run = left_run(tmp_path / "run", {"model": {"encoder": {"source": str(tiny_speech_model(family)), **parts}}})
     made = export.export(run, tmp_path / "model.onnx")
     assert made["difference"] < 1e-3
     assert str(tiny_speech_model(family)) not in (tmp_path / "model.onnx").read_bytes().decode("latin-1")
@@ -187,7 +155,7 @@ def test_a_head_is_written_with_its_frozen_encoder(
     ],
 )
 def test_a_retriever_is_written_with_its_frozen_encoder(
-    tiny_model: Callable[..., Path], tmp_path: Path, kind: str, more: dict[str, Any], output: str
+    tiny_model: Callable[..., Path], tmp_path: Path, left_run: LeftRun, kind: str, more: dict[str, Any], output: str
 ) -> None:
     pooling = "last" if kind == "causal" else "mean"
     task = {
@@ -195,12 +163,7 @@ def test_a_retriever_is_written_with_its_frozen_encoder(
         "data": {"kind": "embedded", "documents": 6, "queries_per_document": 6, "households": 3},
         "cache": str(tmp_path / "states"), **more,
     }  # fmt: skip
-    settings = RetrievalSettings.model_validate(task)
-    from confide.retrieval.retriever import Retriever
-
-    encoder = Encoder(EncoderSettings.model_validate(task["encoder"]))
-    retriever = Retriever(settings, encoder, settings.data.read(0).documents, 0, quiet=True)
-    run = left_run(tmp_path / "run", task, random_like(retriever.parameter_shapes()))
+    run = left_run(tmp_path / "run", task)
     made = export.export(run, tmp_path / "model.onnx")
     assert (made["output"], made["difference"] < 1e-3) == (output, True)
     assert [shape[0] for shape in made["checked"]] == [1, 1, 2]  # the last text has two windows

@@ -57,6 +57,22 @@ def retrieve(run: Path, query: str, k: int) -> list[RetrievedDocument]:
     return found
 
 
+def open_model(run: Path) -> str:
+    """Open the model of a finished run, so that its first answer does not wait for it; the kind of its task."""
+    from confide.runs.library import open_run
+    from confide.runs.recogniser import load_recogniser
+
+    kind = folder.held_recipe(run).task.kind
+    if kind not in ("speech", "retrieval"):
+        raise UserError(f"{run} holds a run of {kind}, which answers nobody; give one of speech or retrieval")
+    with _using:
+        if kind == "speech":
+            _opened(load_recogniser, run, None, None).transcribe(np.full(1600, 0.1, dtype=np.float32))
+        else:
+            _opened(open_run, run, True)
+    return kind
+
+
 def heard(run: Path, sound: bytes, filename: str) -> dict[str, Any]:
     """What a recording that somebody sent says, as JSON; its ending tells the format."""
     from confide.runs.recogniser import load_recogniser

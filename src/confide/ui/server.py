@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hmac
 import json
-import secrets
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.resources import files
@@ -28,12 +27,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from confide.errors import UserError, explained
+from confide.errors import UserError
 from confide.report.shell import POLICY
 from confide.ui import planning
 from confide.ui.shelf import Shelf
-from confide.web.address import is_loopback
-from confide.web.answers import Json, application, read_body, route
+from confide.web.access import check_host, is_foreign, token_for
+from confide.web.answers import Json, application, explain_mistake, read_body, route
 from confide.web.server import WebServer
 
 MOST_SOUND, MOST_TEXT = 50 * 2**20, 64 * 2**10
@@ -80,9 +79,8 @@ class Server(WebServer):
             route("POST", "/api/transcribe", self._transcribe),
             route("POST", "/api/retrieve", self._retrieve),
         ]
-        explain = dict.fromkeys((UserError, ModuleNotFoundError), _explain_mistake)
+        explain = dict.fromkeys((UserError, ModuleNotFoundError), explain_mistake)
         super().__init__(application(routes, self._check, explain, _HEADERS), host, port)
-        self._hosts = {f"{name}:{self.port}" for name in ("127.0.0.1", "localhost", "[::1]")}
 
     @property
     def url(self) -> str:
@@ -91,18 +89,12 @@ class Server(WebServer):
 
     def _check(self, request: Request) -> Response | None:
         """Answer the page's own requests only; a token in the address is moved to a cookie."""
-        host, given = request.headers.get("Host", "").lower(), request.query_params.get("token")
+        given = request.query_params.get("token")
         if self.token is None:
-            if host not in self._hosts:
-                raise HTTPException(421, "this page answers only to the name of this machine")
+            check_host(request, self.port, "page")
         elif not hmac.compare_digest((given or request.cookies.get(COOKIE, "")).encode(), self.token.encode()):
             raise HTTPException(401, "open the address with its token, as `confide ui` printed it")
-        foreign = (
-            request.headers.get("Origin", f"http://{host}").lower() != f"http://{host}"
-            or request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
-            or (request.method == "POST" and request.headers.get("X-Confide") != "1")
-        )
-        if foreign:
+        if is_foreign(request) or (request.method == "POST" and request.headers.get("X-Confide") != "1"):
             raise HTTPException(403, "requests from other pages are not answered")
         if self.token is not None and given is not None and request.method == "GET":
             # No script and no other site can use the cookie.
@@ -137,13 +129,7 @@ class Server(WebServer):
 
 def make_server(shelf: Shelf, host: str, port: int, token: str | None) -> Server:
     """A server that listens; beyond loopback it has a token, made up if none is given."""
-    if token is not None and (
-        len(token) < 16 or not token.isascii() or not token.replace("-", "").replace("_", "").isalnum()
-    ):
-        raise UserError("the token in CONFIDE_UI_TOKEN needs 16 or more letters, digits, - or _; or leave it out")
-    if not is_loopback(host):
-        token = token or secrets.token_urlsafe(24)
-    return Server(shelf, host, port, token)
+    return Server(shelf, host, port, token_for(host, token, "CONFIDE_UI_TOKEN"))
 
 
 def _send_file(request: Request, package: str, name: str) -> Response:
@@ -153,9 +139,3 @@ def _send_file(request: Request, package: str, name: str) -> Response:
 
 def _send_plan(request: Request, plan: Callable[[Mapping[str, str]], Any]) -> Response:
     return Json(plan(request.query_params))
-
-
-def _explain_mistake(error: UserError | ModuleNotFoundError) -> HTTPException:
-    """A mistake of the person at the page, or an extra of the package that is not installed."""
-    advice = explained(error) if isinstance(error, ModuleNotFoundError) else None
-    return HTTPException(400, advice or str(error))

@@ -20,6 +20,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from confide.errors import UserError, explained
+
 IDLE = 60.0  # seconds that a connection may be silent
 SLOWEST = 20_000  # bytes a second below which a body is given up
 _DISCARDED = 2**26  # bytes, and
@@ -74,6 +76,12 @@ def application(
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.router.redirect_slashes = False
     return guarded
+
+
+def explain_mistake(error: UserError | ModuleNotFoundError) -> HTTPException:
+    """A mistake of whoever asks, or an extra of the package that is not installed."""
+    advice = explained(error) if isinstance(error, ModuleNotFoundError) else None
+    return HTTPException(400, advice or str(error))
 
 
 def route(method: str, path: str, endpoint: Callable[[Request], Any]) -> Route:
