@@ -32,6 +32,7 @@ from confide.federated.task import Task, TaskSection
 from confide.files import digest, new_secret, seal
 from confide.privacy.ledger import Ledger
 from confide.privacy.plan import Plan, make_plan
+from confide.privacy.trust.server_view import THRESHOLD
 from confide.recipe import Recipe, Users
 from confide.run import Loop
 from confide.settings import DEVICE, named_code
@@ -166,6 +167,8 @@ def ledger_header(recipe: Recipe, plan: Plan, task: Task, key: bytes, deployed: 
         "noise_source": recipe.privacy.source,
         "for_release": not plan.source.repeatable,
         "trust": recipe.privacy.trust,
+        **({"threshold": THRESHOLD} if recipe.privacy.trust == "distributed" else {}),
+        **({"deployed": True} if deployed else {}),
         "unit": unit.model_dump(),
         "sampler": plan.sampler,
         **({"words": words} if words else {}),

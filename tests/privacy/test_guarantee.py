@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any
@@ -15,11 +16,12 @@ from scipy import stats  # type: ignore[import-untyped]
 
 from confide.errors import UserError
 from confide.privacy.accountant import epsilon, shown
-from confide.privacy.events import Event
+from confide.privacy.events import NEIGHBOURS, Event
 from confide.privacy.guarantee import EXAMPLES, STARTING_MODEL, Statement, statement
 from confide.privacy.ledger import Ledger
 from confide.privacy.profile import covering_mu, gaussian_delta
-from confide.privacy.trust.server_view import left_of_clients, left_of_server, server_view
+from confide.privacy.trust.neighbours import quorum
+from confide.privacy.trust.server_view import HONEST, half, left_of_clients, left_of_server, most_draws, server_view
 from confide.privacy.wording import text
 
 DELTA = 1e-5
@@ -156,20 +158,116 @@ def test_distributed_trust_states_every_adversary_without_amplification() -> Non
     assert found.epsilon < found.against("clients", 1) <= seen.epsilon < found.against("server and clients", 1)  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("least", [quorum, half])
 @pytest.mark.parametrize("colluding", range(1, 12))
-def test_what_colluding_clients_cannot_know_of_the_noise_is_never_less_than_stated(colluding: int) -> None:
+def test_what_colluding_clients_cannot_know_of_the_noise_is_never_less_than_stated(
+    colluding: int, least: Callable[[int], int]
+) -> None:
     """Every round of up to 60 users: who is in it, who answers, how many of those collude."""
     with_server, alone = [], []
     for cohort in range(2, 61):
-        for threshold in range(cohort // 2 + 1, cohort + 1):
+        for threshold in range(least(cohort), cohort + 1):
             for arrived, known in product(range(threshold, cohort + 1), range(1, colluding + 1)):
                 if known < arrived:  # the user itself is one of those whose shares are in the sum
                     with_server.append((arrived - known) / threshold)
                     alone.append(2 - known / threshold)
     assert min(with_server) >= left_of_server(colluding) - 1e-12
-    assert min(alone) >= left_of_clients(colluding) - 1e-12
+    assert min(alone) >= left_of_clients(colluding, least) - 1e-12
     assert min(with_server) == pytest.approx(left_of_server(colluding))  # and it is reached
-    assert min(alone) == pytest.approx(left_of_clients(colluding))
+    assert min(alone) == pytest.approx(left_of_clients(colluding, least))
+    thirds, even = colluding // 3, colluding // 2 * 2
+    said = (thirds + 2) / (2 * thirds + 1) if thirds else (colluding + 2) / (colluding + 1)
+    if least is half:
+        said = 4 / (even + 2) if even else 3 / 2
+    assert left_of_clients(colluding, least) == pytest.approx(said), "as the documents say it"
+
+
+def test_a_ledger_from_before_the_threshold_was_two_thirds_is_stated_as_it_was_made() -> None:
+    old, new = (book_of(POISSON, 30, trust="distributed", **more) for more in ({}, {"threshold": "two thirds"}))
+    for count in (2, 5, 10):
+        before, now = (statement(book).against("clients", count) for book in (old, new))
+        assert before is not None
+        assert now is not None
+        assert now < before
+        seen = server_view(old.entries, DELTA, "pld", left_of_clients(count, half))
+        assert before == seen.epsilon
+    assert statement(old).against("server", 1) == statement(new).against("server", 1)
+
+
+def test_more_than_half_of_the_noise_is_left_while_less_than_a_third_of_a_round_is_hostile() -> None:
+    """What a client's own budget counts on, against a server that has them on its side."""
+    for cohort in range(1, 400):
+        for threshold in range(quorum(cohort), cohort + 1):
+            hostile = -(-cohort // 3) - 1
+            assert (threshold - hostile) / threshold > HONEST
+
+
+def test_every_adversary_has_an_adjacency_of_its_own() -> None:
+    """Who knows who is in a round can tell whether somebody was: for it a user sends zero, in the same rounds."""
+    book = book_of(POISSON, 30, trust="distributed")
+    found = statement(book)
+    models = next(each for each in found.adversaries if each.who == "models")
+    assert models.adjacency == found.adjacency == POISSON.adjacency
+    assert models.epsilon_replaced is None, "there is no amplified bound for it here"
+    for each in found.adversaries:
+        if each.who == "models":
+            continue
+        assert each.adjacency == "one user sends zero, in the same rounds"
+        assert each.epsilon is not None
+        assert each.epsilon_replaced is not None
+        assert each.epsilon_replaced > each.epsilon
+    seen = server_view(book.entries, DELTA, "pld")
+    moved_by_two = Event("everyone", 1.0, 100, 100, POISSON.noise_multiplier / 2, 0.5)
+    _, unlikely = most_draws(30, POISSON.rate, DELTA / 2)
+    server = next(each for each in found.adversaries if each.who == "server")
+    assert server.epsilon_replaced == epsilon([moved_by_two] * seen.releases, DELTA - unlikely, "pld")
+    said = " ".join(text(found).split())
+    for each in found.adversaries:
+        assert each.adjacency in said
+        if each.epsilon_replaced is not None:
+            assert f"{shown(each.epsilon_replaced)} for any other data" in said
+    assert f"{shown(server.epsilon_replaced)} for any other data" in found.said
+
+
+@pytest.mark.parametrize(
+    ("event", "trust"), [(FIXED, "central"), (FIXED, "distributed"), (LOCAL, "local"), (CYCLIC, "central")]
+)
+def test_where_data_are_replaced_already_there_is_one_epsilon(event: Event, trust: str) -> None:
+    for each in statement(book_of(event, trust=trust)).adversaries:
+        assert each.adjacency
+        if each.epsilon is not None and event is not CYCLIC:
+            assert each.adjacency.startswith("replace one user")
+            assert each.epsilon_replaced == each.epsilon
+
+
+@pytest.mark.parametrize("event", [POISSON, EVERYONE, FIXED, LOCAL, CYCLIC, SAMPLED_TURNS])
+def test_the_number_of_users_is_the_same_for_both_neighbours_and_the_statement_says_so(event: Event) -> None:
+    found = statement(book_of(event))
+    said = " ".join(text(found).split())
+    assert found.neighbours == NEIGHBOURS[event.sampler]
+    assert found.neighbours in said
+    assert "empty" in found.neighbours or "any other" in found.neighbours
+    assert any("the number of users, 100, which is the same for both neighbours" in what for what in found.public)
+
+
+def test_the_statement_says_that_the_server_learns_who_answers() -> None:
+    who = "who is asked and who answers"
+    for trust in ("distributed", "local"):
+        event = LOCAL if trust == "local" else POISSON
+        assert any(who in what for what in statement(book_of(event, trust=trust)).public)
+    assert not any(who in what for what in statement(book_of(POISSON)).public), "one process has no such server"
+    deployed = statement(book_of(POISSON, deployed=True))
+    assert any(who in what for what in deployed.public)
+    assert any("watches the network" in what for what in deployed.not_covered)
+    assert any("tried again" in what for what in deployed.not_covered)
+
+
+def test_against_a_server_that_deviates_only_the_clients_own_budgets_are_said_to_hold() -> None:
+    found = statement(book_of(POISSON, trust="distributed"))
+    said = next(what for what in found.not_covered if "does not follow the protocol" in what)
+    for part in ("own budget", "roster", "a third"):
+        assert part in said
+    assert not any("own budget" in what for what in statement(book_of(POISSON)).not_covered)
 
 
 def test_a_release_without_noise_leaves_nothing_to_state() -> None:

@@ -62,7 +62,10 @@ def test_every_output_says_what_the_statement_says(run: Path, command: Command) 
     assert f"for every {found.unit.name}" in page
     for each in found.adversaries:
         assert each.said in page
+        assert each.adjacency in page
         assert shown(each.epsilon) in page
+        assert each.epsilon_replaced is None or shown(each.epsilon_replaced) in page
+    assert found.neighbours in page
     assert any("seed" in what for what in found.not_covered), "the page has to say it"
     for what in (*found.public, *found.not_covered, found.unit.name):
         assert what.replace("'", "&#x27;") in page
@@ -141,6 +144,22 @@ def test_a_summary_from_before_there_were_statements_is_read(copy: Path, command
     assert command("guarantee", copy)[0] == 0
     page = write_report(copy, folder.held_recipe(copy), folder.summary_of(copy)).read_text()
     assert f"for every {stated(copy).unit.name}" in page
+
+
+def test_a_summary_with_a_statement_of_an_older_version_is_held_against_what_it_says(
+    copy: Path, command: Command
+) -> None:
+    def age(summary: dict[str, Any]) -> None:
+        summary["guarantee"] = "as it was said then"
+        summary["statement"] |= {"version": 1, "public": ["as it was said then"], "not_covered": []}
+        summary["statement"].pop("neighbours")
+        for each in summary["statement"]["adversaries"]:
+            del each["adjacency"], each["epsilon_replaced"]
+
+    edit(copy, age)
+    assert differences(copy, stated(copy)) == []
+    edit(copy, lambda summary: summary["statement"]["adversaries"][1].update(epsilon=0.1))
+    assert command("guarantee", copy)[0] == 1
 
 
 def test_the_statement_does_not_depend_on_who_took_part(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 What an answer costs is computed from the client's own point of view, never from what the server claims about others:
 
     local         a Gaussian of multiplier z / 2 on the message itself (any two data sets of the user are compared);
-    distributed   a Gaussian of multiplier z on the sum: the server knows who is in a round, so nothing is amplified;
+    distributed   a Gaussian on the sum, of half the variance: the server knows who is in a round, so nothing is
+                  amplified, and less than a third of a round may be hostile and know the rest (`server_view`);
     central       what the server claims, with amplification by sampling. Nothing here enforces it: it is believed. It
                   is claimed for the whole run, so that is what a life pays when the client joins, asked or not.
 
@@ -31,6 +32,7 @@ from confide.privacy.events import Event
 from confide.privacy.mechanisms import mechanism_of
 from confide.privacy.plan import Plan, make_plan
 from confide.privacy.trust.roster import UNSIGNED, Roster
+from confide.privacy.trust.server_view import HONEST
 from confide.recipe import Recipe
 
 
@@ -48,7 +50,7 @@ class Request:
 
     @property
     def multiplier(self) -> float:
-        return self.event.noise_multiplier if self.event else 0.0
+        return self.plan.event.noise_multiplier if self.event else 0.0
 
     def cost(self, answers: int, delta: float) -> float:
         """Epsilon of so many answers."""
@@ -122,8 +124,11 @@ def _request(recipe: Recipe, population: int, layout: Layout) -> Request:
 
 
 def own_event(event: Event) -> Event:
-    """What a round of distributed trust costs one who is in it, against the server, who knows that."""
-    return replace(event, sampler="local" if event.sampler == "fixed" else "everyone", rate=1.0, most=0)
+    """What a round of distributed trust costs one who is in it, against a server with hostile clients on its side."""
+    return replace(
+        event, sampler="local" if event.sampler == "fixed" else "everyone", rate=1.0, most=0,
+        noise_multiplier=event.noise_multiplier * math.sqrt(HONEST),
+    )  # fmt: skip
 
 
 def _problems(policy: Policy, request: Request) -> Iterator[tuple[str, str]]:

@@ -2,7 +2,8 @@
 
 Every adversary gets an epsilon of its own, or the reason why none is stated. By the definition of differential privacy
 each of them may know the data of everybody but one user. What sets them apart is whether sampling hides that user from
-them, and how much of the noise they know. They follow the protocol, and nothing here depends on who took part.
+them, how much of the noise they know, and which two data sets they cannot tell apart: each has an adjacency of its own.
+They follow the protocol, and nothing here depends on who took part.
 
 * **Central trust.** The server adds the noise, so nothing is stated against it. Clients see the models, as everybody
   may, and know of themselves whether they took part. With Poisson cohorts that says nothing about others, whose coins
@@ -27,7 +28,8 @@ from confide.privacy import accountant
 from confide.privacy.accountant import Accountant
 from confide.privacy.events import Event
 from confide.privacy.ledger import Ledger
-from confide.privacy.trust.server_view import left_of_clients, left_of_server, server_view
+from confide.privacy.trust.neighbours import quorum
+from confide.privacy.trust.server_view import THRESHOLD, half, left_of_clients, left_of_server, server_view
 from confide.settings import Section
 
 COLLUDING = (1, 2, 5, 10)
@@ -45,6 +47,10 @@ class Adversary(Section):
         None, description="for clients: how many clients of every round work together; none: any number"
     )
     epsilon: float | None = Field(description="an upper bound on epsilon at the stated delta; none: nothing is stated")
+    adjacency: str = Field(description="which two data sets are neighbours for this adversary")
+    epsilon_replaced: float | None = Field(
+        None, description="epsilon for any two data sets of a user, none of them empty; none: not stated"
+    )
     because: str = Field(description="why that is so, or why nothing is stated")
 
     @property
@@ -62,82 +68,91 @@ class Adversary(Section):
 def adversaries(book: Ledger, spent: float, delta: float | None, kind: Accountant) -> list[Adversary]:
     """List every adversary of a ledger that spends epsilon `spent` at this delta."""
     events = book.charged()
+    adjacency = str(book.header.get("adjacency") or (events[0].adjacency if events else "none"))
     if delta is None or not math.isfinite(spent):
         why = "there is no guarantee"
-        return [Adversary(who=who, epsilon=None, because=why) for who in ("models", "server", "clients")]
+        return [
+            Adversary(who=who, epsilon=None, adjacency=adjacency, because=why)
+            for who in ("models", "server", "clients")
+        ]
     if any(event.sampler == "local" for event in events):
-        return list(_local(spent))
+        return list(_local(spent, adjacency))
     if book.header.get("trust") == "distributed":
-        return list(_distributed(book, spent, delta, kind))
-    return list(_central(events, spent, delta, kind))
+        return list(_distributed(book, spent, adjacency, delta, kind))
+    return list(_central(events, spent, adjacency, delta, kind))
 
 
-def _local(spent: float) -> Iterator[Adversary]:
+def _local(spent: float, adjacency: str) -> Iterator[Adversary]:
     why = "every message carries noise of its own, and everything else is made from messages; sampling hides nobody"
     for who in ("server", "models", "clients", "server and clients"):
-        yield Adversary(who=who, epsilon=spent, because=why)
+        yield Adversary(who=who, epsilon=spent, adjacency=adjacency, epsilon_replaced=spent, because=why)
 
 
-def _central(events: Sequence[Event], spent: float, delta: float, kind: Accountant) -> Iterator[Adversary]:
+def _central(
+    events: Sequence[Event], spent: float, adjacency: str, delta: float, kind: Accountant
+) -> Iterator[Adversary]:
+    def stated(who: Who, epsilon: float | None, because: str, colluding: int | None = None) -> Adversary:
+        return Adversary(
+            who=who, colluding=colluding, epsilon=epsilon, adjacency=adjacency, because=because,
+            epsilon_replaced=epsilon if sampler == "fixed" else None,
+        )  # fmt: skip
+
     sampler = events[0].sampler if events else "everyone"
     hidden = sampler in ("poisson", "fixed", "cyclic_poisson")
     secret = "who took part stays secret, and the noise is unknown" if hidden else "the noise is unknown"
-    yield Adversary(who="models", epsilon=spent, because=f"every model of the run may be seen; {secret}")
+    yield stated("models", spent, f"every model of the run may be seen; {secret}")
     if sampler in _NOT_HIDDEN:
-        why = "they see the models, and from their own part they learn nothing about others"
-        yield Adversary(who="clients", epsilon=spent, because=why)
+        yield stated("clients", spent, "they see the models, and from their own part they learn nothing about others")
     elif sampler == "fixed":
-        yield from _fixed(events, delta, kind)
+        why = "who is not in a cohort of fixed size knows that others are a little more likely to be in it"
+        for count in _numbers(events):
+            others = [_without(event, count) for event in events]
+            yield stated("clients", _finite(accountant.epsilon(others, delta, kind)), why, count)
     else:
         why = f"there is no proof yet for what clients learn about others from {sampler} cohorts"
-        yield Adversary(who="clients", epsilon=None, because=why)
+        yield stated("clients", None, why)
     why = "it is trusted: it sees the sum over the cohort before it adds the noise, and knows who is in it"
-    yield Adversary(who="server", epsilon=None, because=why)
-    yield Adversary(who="server and clients", epsilon=None, because="the server alone is trusted already")
-
-
-def _fixed(events: Sequence[Event], delta: float, kind: Accountant) -> Iterator[Adversary]:
-    """Clients that know their own part in cohorts of fixed size: the places are shared by the others."""
-    for count in _numbers(events):
-        others = [_without(event, count) for event in events]
-        yield Adversary(
-            who="clients", colluding=count, epsilon=_finite(accountant.epsilon(others, delta, kind)),
-            because="who is not in a cohort of fixed size knows that others are a little more likely to be in it",
-        )  # fmt: skip
+    yield stated("server", None, why)
+    yield stated("server and clients", None, "the server alone is trusted already")
 
 
 def _without(event: Event, count: int) -> Event:
+    """One release, for so many clients that know their own part: the places of the cohort are shared by the others."""
     left = event.population - count
     if event.cohort >= left:  # then everybody else is in it
         return replace(event, sampler="local", rate=1.0)
     return replace(event, population=left, rate=event.cohort / left)
 
 
-def _distributed(book: Ledger, spent: float, delta: float, kind: Accountant) -> Iterator[Adversary]:
+def _distributed(book: Ledger, spent: float, adjacency: str, delta: float, kind: Accountant) -> Iterator[Adversary]:
+    fixed = any(event.sampler == "fixed" for event in book.charged())
     yield Adversary(
-        who="models", epsilon=spent, because="every model of the run may be seen; who took part stays secret"
-    )
+        who="models", epsilon=spent, adjacency=adjacency, epsilon_replaced=spent if fixed else None,
+        because="every model of the run may be seen; who took part stays secret",
+    )  # fmt: skip
 
-    def against(left: float) -> float | None:
-        return _finite(server_view(book.entries, delta, kind, left).epsilon)
+    def stated(who: Who, left: float, because: str, colluding: int | None = None) -> Adversary:
+        zero, replaced = (_finite(server_view(book.entries, delta, kind, left, any_).epsilon) for any_ in (False, True))
+        return Adversary(
+            who=who, colluding=colluding, epsilon=zero, epsilon_replaced=replaced, because=because,
+            adjacency=f"{'replace one user' if fixed else 'one user sends zero'}, in the same rounds",
+        )  # fmt: skip
+
+    least = quorum if book.header.get("threshold") == THRESHOLD else half
 
     most = server_view(book.entries, delta, kind).releases
     known = (
         f"sampling hides nobody from those who know who is in a round; a user is in at most {most} of {book.count} "
         "releases, but for a part of delta"
     )
-    yield Adversary(who="server", epsilon=against(1.0), because=f"it sees masked sums alone; {known}")
+    yield stated("server", 1.0, f"it sees masked sums alone; {known}")
     numbers = _numbers(book.charged())
     for count in numbers:
-        yield Adversary(
-            who="clients", colluding=count, epsilon=against(left_of_clients(count)),
-            because="they know their own shares of the noise, and who is in a round",
-        )  # fmt: skip
+        why = "they know their own shares of the noise, and who is in a round"
+        yield stated("clients", left_of_clients(count, least), why, count)
     for count in numbers:
-        yield Adversary(
-            who="server and clients", colluding=count, epsilon=against(left_of_server(count)),
-            because=f"they know what the server added, {count} of the shares, and who is in a round",
-        )  # fmt: skip
+        why = f"they know what the server added, {count} of the shares, and who is in a round"
+        yield stated("server and clients", left_of_server(count), why, count)
 
 
 def _numbers(events: Sequence[Event]) -> list[int]:

@@ -47,6 +47,17 @@ ADJACENCY: dict[Sampler, str] = {
     "cyclic_poisson": "leave out one user, with public groups",
     "local": "replace one user's data, against the server itself",
 }
+_EMPTY = "the data of one user are there or are empty; the number of users is the same for both"
+NEIGHBOURS: dict[Sampler, str] = {
+    "poisson": f"{_EMPTY}, and with it rate, divisor and noise",
+    "everyone": f"{_EMPTY}, and with it divisor and noise",
+    "fixed": "the data of one user are any other data, or empty; the number of users is the same for both, and so is "
+    "that of a cohort",
+    "cyclic": f"{_EMPTY}, and so is whose turn it is in which step",
+    "cyclic_poisson": f"{_EMPTY}, and so are the groups, rate, divisor and noise",
+    "local": "the data of one user are any other data, or empty; who sends in which step is the same for both",
+}
+"""The same in full: what of two neighbouring data sets differs, and what does not."""
 
 
 @dataclass(frozen=True)

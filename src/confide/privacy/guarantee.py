@@ -20,7 +20,7 @@ from confide.errors import UserError
 from confide.privacy import accountant
 from confide.privacy.accountant import Accountant, Strength, accountant_used, protection, shown, strength
 from confide.privacy.adversaries import Adversary, adversaries
-from confide.privacy.events import Event
+from confide.privacy.events import NEIGHBOURS, Event
 from confide.privacy.ledger import Ledger
 from confide.privacy.profile import Mu, Point, epsilon_by, gaussian_mu, profile
 from confide.privacy.trust.server_view import server_view
@@ -76,11 +76,12 @@ class Statement(Section):
         ('speaker', 0.5000000000005, ['server', 'server and clients'])
     """
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     recipe: str | None = Field(description="digest of the recipe")
     ledger_head: str = Field(description="hash of the ledger's last line, which this was made from")
     unit: Unit
-    adjacency: str | None = Field(description="which two data sets are neighbours")
+    adjacency: str | None = Field(description="which two data sets are neighbours, for whoever sees the models")
+    neighbours: str = Field(description="the same in full: what of the two differs, and what does not")
     epsilon: float | None = Field(description="against whoever sees the models, an upper bound; none: no guarantee")
     delta: float | None
     accountant: Accountant = Field(description="which accountant `epsilon` is by")
@@ -148,8 +149,10 @@ class Statement(Section):
     def said_of_others(self) -> str:
         """Distributed trust: what holds against those who know who is in a round."""
         most = f"a user in at most {self.releases_of_a_user} of {self.releases} releases, but for a part of delta"
+        server = next(each for each in self.adversaries if each.who == "server")
         return (
-            f"epsilon {shown(self.against('server'))} against the server, who knows who is in a round: no "
+            f"epsilon {shown(server.epsilon)} against the server, who knows who is in a round "
+            f"({server.adjacency}; {shown(server.epsilon_replaced)} for any other data): no "
             f"amplification, {most}; {shown(self.against('clients', 1))} against a client of the round; "
             f"{shown(self.against('server and clients', 1))} against the two together"
         )
@@ -169,6 +172,7 @@ def statement(book: Ledger, curve: bool = True) -> Statement:
         most = _most(book, delta, kind)
     return Statement(
         recipe=header.get("recipe"), ledger_head=book.head, unit=unit, adjacency=header.get("adjacency"),
+        neighbours=NEIGHBOURS[events[0].sampler] if events else "nothing was released",
         epsilon=spent if math.isfinite(spent) else None, delta=delta,
         accountant=kind if delta is None else accountant_used(kind, delta), epsilon_pld=by_pld, epsilon_rdp=by_rdp,
         profile=points, mu=gaussian_mu(events, points) if points else None, trust=_trust(header, events),
@@ -230,11 +234,17 @@ def _noise(header: dict[str, Any], events: Sequence[Event]) -> Noise:
 
 
 def _public(header: dict[str, Any], events: Sequence[Event]) -> list[str]:
-    found = ["the recipe, and how many users there are: rate, divisor and noise are computed with it"]
+    users = max((event.population for event in events), default=header.get("population"))
+    found = [
+        f"the recipe, and the number of users, {users}, which is the same for both neighbours: rate, divisor and noise "
+        "are computed with it"
+    ]
     if any(event.whole_run for event in events):
         found.append("the schedule: whose turn it is in which step")
-    if _trust(header, events) != "central":
-        found.append("to the server: who takes part in which round")
+    if _trust(header, events) == "distributed":
+        found.append("to the clients of a round: who else is in it")
+    if _trust(header, events) != "central" or header.get("deployed"):
+        found.append("to the server: who is asked and who answers, in every round")
     return [*found, EXAMPLES] if header.get("public_weights") else found
 
 
@@ -252,7 +262,13 @@ def _not_covered(header: dict[str, Any], events: Sequence[Event], unit: Unit, de
     else:
         found.append("people, since nobody has said that a user is a person")
     if _trust(header, events) == "distributed":
-        found.append("a server or clients that do not follow the protocol")
+        found.append(
+            "a server that does not follow the protocol: what holds against it is what each client counts in its own "
+            "budget, if the client has a roster of the others' keys and less than a third of each round is hostile"
+        )
+    if header.get("deployed"):
+        found.append("whoever watches the network and sees who takes part: sampling hides nobody from them")
+        found.append("that a round was tried again because too few answered, and how many did: that has no noise")
     return [
         *found,
         "losses, norms and evaluations that were computed from users' data without noise",

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator
 
 from confide.privacy.accountant import SCALE, shown
+from confide.privacy.adversaries import Adversary
 from confide.privacy.gaussian import SEEDED_END
 from confide.privacy.guarantee import NO_GUARANTEE, Statement
 from confide.settings import UNSAID, Unit
@@ -48,7 +49,8 @@ def promise(found: Statement) -> str:
         return f"{found.words or NO_GUARANTEE}".rstrip(".") + ". No epsilon is stated."
     return (
         f"The models are ({shown(found.epsilon)}, {found.delta:g})-differentially private for every "
-        f"{found.unit.name} ({found.adjacency}). {meaning(found.epsilon, found.delta, found.unit, found.adjacency)}"
+        f"{found.unit.name} ({found.adjacency}: {found.neighbours}). "
+        f"{meaning(found.epsilon, found.delta, found.unit, found.adjacency)}"
     )
 
 
@@ -93,8 +95,15 @@ def against(found: Statement, place: int) -> str:
     each = found.adversaries[place]
     stated = f"nothing is stated, because {each.because}"
     if each.epsilon is not None:
-        stated = f"epsilon {shown(each.epsilon)}; {each.because}"
+        stated = f"epsilon {shown(each.epsilon)} ({each.adjacency}{other_data(each)}); {each.because}"
     return f"{each.said[0].upper()}{each.said[1:]}: {stated}."
+
+
+def other_data(each: Adversary) -> str:
+    """Epsilon for any two data sets of a user, where it is another one."""
+    if each.epsilon_replaced in (None, each.epsilon):
+        return ""
+    return f"; {shown(each.epsilon_replaced)} for any other data"
 
 
 def sampling(found: Statement) -> str:

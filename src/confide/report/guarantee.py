@@ -17,7 +17,12 @@ def section(stated: Statement | str) -> list[str]:
     if isinstance(stated, str) or stated.epsilon is None:
         return []
     rows: list[list[Cell]] = [
-        [each.said, "nothing is stated" if each.epsilon is None else shown(each.epsilon), each.because]
+        [
+            each.said,
+            "nothing is stated" if each.epsilon is None else shown(each.epsilon),
+            f"{each.adjacency}{wording.other_data(each)}",
+            each.because,
+        ]
         for each in stated.adversaries
     ]
     return [
@@ -26,7 +31,7 @@ def section(stated: Statement | str) -> list[str]:
         "against it.</p>",
         facts(_facts(stated)),
         "<h3 style='margin-top:1.2rem'>Against whom</h3>",
-        f"<div class=scroll>{table(['who', 'epsilon', 'because'], rows, sortable=False)}</div>",
+        f"<div class=scroll>{table(['who', 'epsilon', 'neighbours', 'because'], rows, sortable=False)}</div>",
         f"<div class=charts style='margin-top:1rem'>{curve(stated).svg()}<div>",
         *(_listed(title, lines) for title, lines in wording.sections(stated) if title.startswith("What is ")),
         "</div></div>",
@@ -48,7 +53,7 @@ def curve(stated: Statement) -> Chart:
 def _facts(stated: Statement) -> Iterator[tuple[str, str]]:
     both = {"PLD": stated.epsilon_pld, "RDP": stated.epsilon_rdp}
     yield "a user is", f"{stated.unit.name}. {stated.unit.said}"
-    yield "neighbours", stated.adjacency or "this ledger does not say"
+    yield "neighbours", f"{stated.adjacency or 'this ledger does not say'}: {stated.neighbours}"
     yield "epsilon", ", ".join(f"{shown(value)} by {name}" for name, value in both.items() if value is not None)
     yield "delta", f"{stated.delta:g}"
     if stated.mu is not None:

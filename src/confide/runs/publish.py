@@ -49,6 +49,7 @@ CARD, TEXT, STATEMENT = "README.md", "guarantee.txt", "guarantee.json"
 _KEPT = (
     "population", "fresh_cohorts", "delta", "accountant", "adjacency", "noise_source", "for_release", "trust", "unit",
     "sampler", "words", "public_weights", "begins_elsewhere", "restarts",
+    "deployed", "threshold",
 )  # fmt: skip
 """What of the ledger's first line goes into the copy."""
 _LEFT_OUT = "left out"
