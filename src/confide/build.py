@@ -15,10 +15,10 @@ from torch import Tensor
 
 from confide.engines.costs import expected_costs
 from confide.engines.distributed import Distributed
-from confide.engines.engine import Engine, InProcess
+from confide.engines.engine import Engine, InProcess, OnDevice
 from confide.engines.environment import environment
 from confide.engines.processes import Processes
-from confide.engines.ranks import Place, device
+from confide.engines.ranks import Place, asks_for_gpu, device
 from confide.errors import UserError
 from confide.federated.bounding import bounder
 from confide.federated.bounds import bounds_for
@@ -102,7 +102,8 @@ def make_loop(
         engine.close()
         raise
     # A line of the ledger must never stand for two values: on a GPU, a step made anew is a release of its own.
-    mark = f"/{secrets.token_hex(8)}" if here is not None and device().type != "cpu" else ""
+    there = isinstance(engine, OnDevice) or (here is not None and device().type != "cpu")
+    mark = f"/{secrets.token_hex(8)}" if there else ""
     return Loop(
         recipe, task, layout, plan, bounds, measures, engine, CentralStep(recipe.central, layout),
         FinalModel(recipe.final, recipe.run.steps, recipe.run.seed), Probe(layout, recipe.is_evaluated), ledger,
@@ -191,12 +192,34 @@ def _engine(
 ) -> Engine:  # fmt: skip
     if remote is not None:
         return remote(recipe, task, plan)
-    text = recipe.model_dump_json()
+    text, where = recipe.model_dump_json(), device() if here is not None else _where(recipe, task, workers)
     if workers > 1:
         size, costs = part_size(task, recipe.local, layout), expected_costs(task, recipe.local)
         return Processes(partial(make_trainer_from, text), workers, like, size, costs)
-    trainer = _part_trainer(recipe, task, layout, plan.weights, like if here is None else like.to(device()))
-    return InProcess(trainer) if here is None else Distributed(text, trainer, here)
+    trainer = _part_trainer(recipe, task, layout, plan.weights, like.to(where))
+    if here is not None:
+        return Distributed(text, trainer, here)
+    return InProcess(trainer) if where.type == "cpu" else OnDevice(trainer, like)
+
+
+def _where(recipe: Recipe, task: Task, workers: int) -> torch.device:
+    """Where one process trains: on the GPU if there is one, the task can, and no short cut on the processor is faster.
+
+    Who asks for a GPU and cannot have it is told so.
+    """
+    wanted, processor = device(), torch.device("cpu")
+    if wanted.type == "cpu":
+        return processor
+    why = ""
+    if workers > 1:
+        why = f"{workers} workers train on the processor; drop --workers"
+    elif not getattr(task, "on_gpu", False):
+        why = f"the task {task.name} computes its loss on the processor, as its model is used here; drop --device"
+    elif recipe.local.plain and task.users_at_once(recipe.local):
+        why = f"the task {task.name} has a short cut for these local steps, which is on the processor; drop --device"
+    if why and asks_for_gpu():
+        raise UserError(f"--device cuda (or CONFIDE_DEVICE in the environment): {why}")
+    return processor if why else wanted
 
 
 def _part_trainer(recipe: Recipe, task: Task, layout: Layout, weights: np.ndarray, like: Tensor) -> PartTrainer:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from confide.bench import recipes
-from confide.build import make_loop, make_trainer
+from confide.build import make_loop, make_task, make_trainer
 from confide.engines.distributed import RankTrainer
+from confide.engines.engine import InProcess, OnDevice
 from confide.engines.environment import environment
 from confide.engines.ranks import Place, device
 from confide.errors import UserError
 from confide.privacy.ledger import Ledger
+from confide.recipe import load
 
 RECIPE = recipes.mlp(2, cohort=3, users=9, width=30, hidden=20, examples=4)
 
@@ -46,6 +51,8 @@ def test_without_a_gpu_a_rank_trains_on_the_processor_or_says_why_not(monkeypatc
     assert str(device({"LOCAL_RANK": "1"})) == "cpu"
     with pytest.raises(UserError, match="finds no GPU"):
         device({"CONFIDE_DEVICE": "cuda"})
+    with pytest.raises(UserError, match="double precision"):
+        device({"CONFIDE_DEVICE": "mps"})
     with pytest.raises(UserError, match="expected auto, cpu or cuda"):
         device({"CONFIDE_DEVICE": "tpu"})
 
@@ -95,3 +102,76 @@ def test_ranks_on_gpus_mark_their_releases(monkeypatch: pytest.MonkeyPatch) -> N
     marks = {make_loop(RECIPE, here=Place(0, 1)).environment for _ in range(2)}
     assert len(marks) == 2
     assert environment() not in marks
+
+
+# One process
+
+
+def test_training_by_way_of_a_device_gives_the_very_model_and_ledger_of_training_in_place() -> None:
+    """The device is main memory here, to which everything is copied as it would be to a GPU."""
+    plain, moved = make_loop(RECIPE), make_loop(RECIPE)
+    assert isinstance(plain.engine, InProcess)
+    moved.engine = OnDevice(make_trainer(RECIPE, "cpu"), torch.empty(moved.layout.size))
+    one, other = plain.start(), moved.start()
+    for _ in range(2):
+        plain.step(one)
+        moved.step(other)
+    assert torch.equal(one.parameters, other.parameters)
+    assert [e.event for e in plain.ledger.entries] == [e.event for e in moved.ledger.entries]
+
+
+def test_only_the_sum_comes_back_from_a_device() -> None:
+    trainer = make_trainer(RECIPE, "meta")
+    engine, like = OnDevice(trainer, torch.empty(trainer.layout.size)), torch.empty(trainer.layout.size)
+    assert not engine.traits.repeatable
+    seen: list[str] = []
+
+    def train(self: InProcess, central: Tensor, cohort: Any, step: int, total: Tensor, bounds: Any = None) -> str:
+        seen.extend([str(central.device), str(total.device)])
+        engine._total = torch.ones(trainer.layout.size)  # what a GPU would hold
+        return "tally"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InProcess, "train", train)
+        found: Any = engine.train(torch.zeros_like(like), np.arange(2), 0, like)
+    assert (found, seen, float(like.sum())) == ("tally", ["meta", "meta"], trainer.layout.size)
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_a_plain_run_takes_the_gpu_that_is_there_and_marks_its_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything but the device is real: what is made for the GPU is made on `meta`."""
+    monkeypatch.setattr("confide.build.device", lambda: torch.device("meta"))
+    loops = [make_loop(RECIPE) for _ in range(2)]
+    assert all(isinstance(loop.engine, OnDevice) for loop in loops)
+    assert len({environment(), *(loop.environment for loop in loops)}) == 3
+    assert str(loops[0].total.device) == "cpu"  # noise is added, and the central step made, in main memory
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_what_cannot_use_a_gpu_trains_on_the_processor_or_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    shortcut = load("convex/digits")
+    assert isinstance(make_loop(shortcut).engine, InProcess)
+    assert not isinstance(make_loop(shortcut).engine, OnDevice)
+    assert make_loop(shortcut).environment == environment()
+    monkeypatch.setenv("CONFIDE_DEVICE", "cuda")
+    with pytest.raises(UserError, match="has a short cut for these local steps"):
+        make_loop(shortcut)
+    with pytest.raises(UserError, match="2 workers train on the processor; drop --workers"):
+        make_loop(RECIPE, workers=2)
+    task = make_task(RECIPE.task, 0)
+    monkeypatch.setattr(type(task), "on_gpu", False)
+    with pytest.raises(UserError, match="computes its loss on the processor"):
+        make_loop(RECIPE)
+
+
+def test_the_command_refuses_a_device_that_is_not_there(
+    command: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_figures: None
+) -> None:
+    monkeypatch.setenv("CONFIDE_DEVICE", "auto")  # and put back afterwards
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    words = ["train", "convex/digits", "--out", tmp_path / "run", "--set", "run.steps=5"]
+    for name, said in (("cuda", "torch finds no GPU here"), ("mps", "double precision")):
+        code, _, err = command(*words, "--device", name)
+        assert (code, said in err, (tmp_path / "run").exists()) == (2, True, False)
+    code, _, err = command(*words, "--device", "cpu")
+    assert code == 0, err

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperOption
@@ -31,6 +31,14 @@ EncoderPlace = Annotated[
     ),
 ]
 Workers = Annotated[int, typer.Option(min=1, help="Processes that train users. The result does not depend on it.")]
+Device = Annotated[
+    Literal["auto", "cpu", "cuda", "mps"] | None,
+    typer.Option(
+        help="Where users are trained. auto, the default: a GPU if there is one that the task can use. Cohorts and "
+        "noise are drawn on the processor in any case. Else CONFIDE_DEVICE says it.",
+        show_default=False,
+    ),
+]
 Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one value of the recipe; may be repeated."),

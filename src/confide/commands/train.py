@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from confide.commands.options import Folder, Json, RecipeName, Sets, Workers
+from confide.commands.options import Device, Folder, Json, RecipeName, Sets, Workers
 from confide.commands.printing import print_json, print_summary
-from confide.engines.ranks import Place, dismiss, place
+from confide.engines.ranks import Place, choose_device, dismiss, place
 from confide.errors import UserError
 
 
@@ -21,6 +21,7 @@ def train(
     out: Annotated[Path, typer.Option(help="A new folder for everything that the run leaves.")],
     set_: Sets = None,
     workers: Workers = 1,
+    device: Device = None,
     as_json: Json = False,
 ) -> None:
     """Train a model as a recipe says.
@@ -32,13 +33,15 @@ def train(
     result. Rank 0 writes the folder. With `--max-restarts 3` the run goes on by itself when a rank is lost; one that
     does not answer for CONFIDE_RANK_TIMEOUT seconds (1800) is given up.
 
+    On a machine with a GPU, users are trained there if the task allows it; `--device cpu` keeps them on the processor.
+
     Example: `confide train convex/digits --out runs/a --set privacy.target_epsilon=2 --set run.seed=1`
     """
     from confide.recipe import load
     from confide.report.page import write_report
     from confide.runs import folder
 
-    here, wanted = _rank(workers), load(recipe, set_ or [])
+    here, wanted = _rank(workers, device), load(recipe, set_ or [])
     print_summary(folder.train(wanted, out, workers, as_json, here, page=write_report), out, as_json)
 
 
@@ -62,7 +65,7 @@ def demo(
     print(f"\n{made.text()}")
 
 
-def resume(run: Folder, workers: Workers = 1, as_json: Json = False) -> None:
+def resume(run: Folder, workers: Workers = 1, device: Device = None, as_json: Json = False) -> None:
     """Go on with a run that was stopped or killed. It ends exactly as if it had never stopped.
 
     The number of workers, or of ranks (`torchrun ... -m confide resume RUN`), need not be that of the start.
@@ -70,7 +73,7 @@ def resume(run: Folder, workers: Workers = 1, as_json: Json = False) -> None:
     from confide.report.page import write_report
     from confide.runs import folder
 
-    print_summary(folder.resume(run, workers, as_json, _rank(workers), page=write_report), run, as_json)
+    print_summary(folder.resume(run, workers, as_json, _rank(workers, device), page=write_report), run, as_json)
 
 
 @contextmanager
@@ -91,9 +94,15 @@ def rank_0_alone(command: list[str]) -> Iterator[None]:
             dismiss(here)
 
 
-def _rank(workers: int) -> Place | None:
-    """Which rank of torchrun this process is, if any; ranks have no workers of their own."""
+def _rank(workers: int, device: str | None) -> Place | None:
+    """Which rank of torchrun this process is, if any; ranks have no workers, and all read their device in one place."""
     here = place()
+    if here is not None and device is not None:
+        raise UserError(
+            f"--device {device} together with torchrun would be known to rank 0 alone; set CONFIDE_DEVICE={device} in "
+            "the environment of torchrun"
+        )
+    choose_device(device)
     if here is not None and workers > 1:
         raise UserError(
             f"--workers {workers} together with torchrun: every rank is one process; choose how many there are with "

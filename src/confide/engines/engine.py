@@ -48,9 +48,8 @@ class Abandoned(Exception):
 class InProcess:
     """Trains one part after the other in this process."""
 
-    traits = Traits()
-
     def __init__(self, trainer: PartTrainer) -> None:
+        self.traits = Traits()
         self.trainer = trainer
         self._part: Tensor | None = None
 
@@ -75,3 +74,24 @@ class InProcess:
 
     def close(self) -> None:
         pass
+
+
+class OnDevice(InProcess):
+    """Trains in this process on a GPU: the central model goes there, and only the sum comes back.
+
+    Who takes part is drawn, noise is added and the central step is made in main memory, as everywhere: nothing that
+    privacy rests on depends on the GPU but the bounded updates, whose norms are measured in double precision.
+    """
+
+    def __init__(self, trainer: PartTrainer, like: Tensor) -> None:
+        super().__init__(trainer)
+        # A GPU adds in an order of its own, so a step that is made again is a release of its own.
+        self.traits = Traits(repeatable=trainer.device.type == "cpu")
+        self._central, self._total = (torch.empty_like(like, device=trainer.device) for _ in range(2))
+
+    def train(
+        self, central: Tensor, cohort: np.ndarray, step: int, total: Tensor, bounds: Tensor | None = None
+    ) -> Tally:
+        tally = super().train(self._central.copy_(central), cohort, step, self._total, bounds)
+        total.copy_(self._total)
+        return tally

@@ -111,18 +111,38 @@ def dismiss(here: Place) -> None:
 
 
 def device(environ: Mapping[str, str] = os.environ) -> torch.device:
-    """Where this rank trains: its own GPU if the machine has any, unless CONFIDE_DEVICE says otherwise."""
+    """Where this process trains: its GPU if the machine has any, unless CONFIDE_DEVICE (--device) says otherwise."""
     import torch
 
+    if environ.get(_DEVICE) == "mps":
+        raise UserError(
+            "--device mps (or CONFIDE_DEVICE): a user's norm has to be measured in double precision, which torch does "
+            "not have there; expected auto, cpu or cuda"
+        )
     wanted, count = environ.get(_DEVICE, "auto"), torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted not in ("auto", "cpu", "cuda"):
-        raise UserError(f"{_DEVICE}={wanted!r} in the environment: expected auto, cpu or cuda")
+        raise UserError(f"--device {wanted} (or {_DEVICE} in the environment): expected auto, cpu or cuda")
     if wanted == "cuda" and count == 0:
-        raise UserError(f"{_DEVICE}=cuda in the environment, but torch finds no GPU here; use cpu or auto")
+        raise UserError(
+            f"--device cuda (or {_DEVICE} in the environment), but torch finds no GPU here; use cpu or auto, or "
+            "install a torch that is built for this machine's GPU"
+        )
     if wanted == "cpu" or count == 0:
         return torch.device("cpu")
     local = environ.get("LOCAL_RANK", "0")
     return torch.device("cuda", (int(local) if local.isdecimal() else 0) % count)
+
+
+def asks_for_gpu(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether somebody wants a GPU and nothing else."""
+    return environ.get(_DEVICE) == "cuda"
+
+
+def choose_device(name: str | None) -> None:
+    """Take note of --device, for this process and those that it starts; none leaves what the environment says."""
+    if name is not None:
+        os.environ[_DEVICE] = name
+    device()
 
 
 def join(here: Place, where: torch.device) -> None:

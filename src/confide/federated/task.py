@@ -141,6 +141,8 @@ class BasicTask:
     """
 
     left_out: Mapping[str, int] = {}
+    on_gpu = True
+    """Whether `loss` can be computed where its batch and the parameters are; not if it runs a frozen encoder."""
     better: Literal["higher", "lower"] | None = None
 
     @property

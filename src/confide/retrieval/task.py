@@ -45,6 +45,7 @@ class Retrieval(BasicTask):
 
     name = "retrieval"
     metric = "accuracy"
+    on_gpu = False  # an adapter's loss runs the encoder; kept vectors and a head are too small to gain from it
 
     def __init__(self, settings: RetrievalSettings, seed: int, quiet: bool = False) -> None:
         if settings.method == "search":

@@ -60,6 +60,7 @@ class Speech(BasicTask):
             )
         self.tokens = Tokens(corpus.language)
         self.network = network_of(settings, self.tokens)
+        self.on_gpu = getattr(self.network, "parts", None) is None  # parts of an encoder run inside of it
         self.store = self._open(corpus, quiet)
         self.test = self._open(test, quiet)
         self.skipped: list[Skipped] = [*corpus.skipped, *self.store.skipped]
