@@ -175,6 +175,14 @@ def load(name: str, overrides: Iterable[str] = ()) -> Recipe:
     return parse(document, name)
 
 
+def changed_by(recipe: Recipe, overrides: Iterable[str]) -> Recipe:
+    """The recipe with changes as `--set` takes them."""
+    document = recipe.model_dump(mode="json")
+    for override in overrides:
+        _apply(document, override)
+    return parse(document)
+
+
 def parse(document: Mapping[str, Any], name: str = "recipe", made: bool = False, elsewhere: bool = False) -> Recipe:
     """Make a recipe from a mapping.
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from confide.build import make_loop, make_task
 from confide.errors import UserError
 from confide.federated.bounding import Bounding, bounder
 from confide.federated.local import LocalTraining
@@ -22,11 +23,13 @@ from confide.federated.state import State
 from confide.privacy.mechanisms import Privacy
 from confide.privacy.plan import make_plan
 from confide.privacy.sampling import Sampling
-from confide.recipe import load, parse
+from confide.recipe import changed_by, load, parse
 from confide.runs import checkpoint, folder
+from confide.runs.simulation import simulate
 from confide.theory import measure as measuring
-from confide.theory.diagnose import diagnose
+from confide.theory.diagnose import diagnose, diagnose_run
 from confide.theory.measure import Measured, measure
+from confide.theory.rehearsal import Stage, changes, rehearse
 from confide.theory.terms import CAUSES, Centre, central_step, split_error
 from support.problems import Layered, Shape
 from support.trials import trial
@@ -208,13 +211,13 @@ def test_a_diagnosis_says_what_dominates_what_to_change_and_that_it_is_not_priva
     run: Path, command: Callable[..., tuple[int, str, str]], contents: Callable[[Path], dict[str, str]]
 ) -> None:
     before = contents(run)
-    code, out, err = command("diagnose", run, "--users", 8)
+    code, out, err = command("diagnose", run, "--rehearse", 0, "--users", 8)
     assert (code, err) == (0, "")
     assert "not covered by the run's epsilon" in out
     assert "dominates" in out
     assert "--set '" in out
     assert "cost in privacy" in out
-    code, out, _ = command("diagnose", run, "--users", 8, "--json")
+    code, out, _ = command("diagnose", run, "--rehearse", 0, "--users", 8, "--json")
     found = json.loads(out)
     assert found["dominant"] in CAUSES
     assert set(found["terms"]) == set(CAUSES)
@@ -222,16 +225,14 @@ def test_a_diagnosis_says_what_dominates_what_to_change_and_that_it_is_not_priva
     assert found["bound"]["kappa"] < 0
     assert found["bound"]["bound"] is None
     assert contents(run) == before, "nothing is written into the run"
-    again = json.loads(command("diagnose", run, "--users", 8, "--json")[1])
+    again = json.loads(command("diagnose", run, "--rehearse", 0, "--users", 8, "--json")[1])
     assert again == found
-    other = json.loads(command("diagnose", run, "--users", 8, "--seed", 1, "--json")[1])
+    other = json.loads(command("diagnose", run, "--rehearse", 0, "--users", 8, "--seed", 1, "--json")[1])
     assert other["terms"] != found["terms"]
 
 
 def test_settings_that_are_advised_are_accepted_by_a_recipe(run: Path, tiny: str) -> None:
-    from confide.theory.diagnose import diagnose_run
-
-    for each in diagnose_run(run, 8).advice:
+    for each in diagnose_run(run, 8, steps=0).advice:
         assert load(tiny, each.settings).digest != load(tiny).digest or not each.settings
 
 
@@ -256,8 +257,6 @@ def test_a_model_of_several_tensors_with_moments_is_diagnosed() -> None:
         "privacy={mechanism: gaussian, noise_multiplier: 1, delta: 1.0e-5}",
     ]  # fmt: skip
     recipe = load("convex/digits", changes)
-    from confide.build import make_task
-
     task = make_task(recipe.task, 0)
     start = task.initial_parameters()
     bounds = bounder(recipe.bounding, Layout.of(start)).bounds
@@ -269,3 +268,54 @@ def test_a_model_of_several_tensors_with_moments_is_diagnosed() -> None:
     assert [layer["trust_ratio"] > 0 for layer in document["layers"]] == [True] * len(document["layers"])
     assert document["terms"]["batches"] > 0
     assert "whole model" in found.to_text()
+
+
+# Rehearsals
+
+SLOW = ["run={steps: 8}", "task.users=40", "sampling.cohort=20", "evaluation={every: 8}"]
+
+
+def test_what_is_rehearsed_is_advised_with_its_gain_at_the_same_epsilon_and_following_it_helps() -> None:
+    recipe = load("convex/digits", [*SLOW, "privacy.target_epsilon=8", "central.learning_rate=0.001"])
+    task = make_task(recipe.task, 0)
+    found = rehearse(recipe, task, [], steps=8)
+    assert found[0].what == "raise the central learning rate 4 times"
+    assert found[0].settings == ("central.learning_rate=0.004",)
+    assert "users who took no part fell from" in found[0].why
+    assert [bool(each.settings) for each in found] == sorted((bool(each.settings) for each in found), reverse=True)
+    before, after = (
+        simulate(changed_by(each, ["run.seed=7"]), task) for each in (recipe, changed_by(recipe, found[0].settings))
+    )
+    scores = [task.evaluate(loop.layout.views(state.parameters))["test_loss"] for loop, state in (before, after)]
+    assert scores[1] < scores[0]
+
+
+def test_users_who_are_held_apart_send_nothing() -> None:
+    recipe = load("convex/digits", [*SLOW, "privacy={mechanism: none}"])
+    task = make_task(recipe.task, 0)
+    untrained, trained = (
+        float(Stage(recipe, task, apart, 8).losses(recipe, 0)[0]) for apart in (np.arange(40), np.arange(2))
+    )
+    assert untrained == pytest.approx(np.log(10), rel=1e-3), "a model that nobody trained knows nothing"
+    assert trained < untrained
+
+
+def test_a_change_of_cohort_or_steps_is_tried_with_the_noise_that_keeps_epsilon() -> None:
+    recipe = load("convex/digits", [*SLOW, "privacy.target_epsilon=null", "privacy.noise_multiplier=2"])
+    plan = make_loop(recipe).plan
+    spent = plan.epsilon(8)
+    kinds = {each.what.split(":")[0]: (each, ease) for each, ease in changes(recipe, plan)}
+    for what in ("a larger cohort", "more central steps", "fewer central steps"):
+        changed = changed_by(recipe, kinds[what][0].settings)
+        assert make_loop(changed).plan.epsilon(changed.run.steps) == pytest.approx(spent, rel=1e-3), what
+    people, ease = kinds["more people"]
+    assert not people.settings
+    assert ease > 2, "four times as many people have far less noise on their average"
+
+
+def test_no_advice_sets_the_central_rate_to_nothing_where_no_gradient_is_left(tmp_path: Path, no_figures: None) -> None:
+    folder.train(load("convex/digits"), tmp_path / "run", quiet=True)
+    settings = [word for each in diagnose_run(tmp_path / "run", 32, steps=0).advice for word in each.settings]
+    rates = [float(word.partition("=")[2]) for word in settings if word.startswith("central.learning_rate=")]
+    assert all(1e-4 < rate < 1 for rate in rates)
+    assert settings

@@ -37,6 +37,8 @@ class Advice:
     gain: float | None
     """By this factor the floor should fall; none where it is not about the floor."""
     privacy: str = FREE
+    loss: float | None = None
+    """Of users who took no part, in a rehearsal of this change; none where it was not rehearsed."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,9 @@ def _floor_with(case: Case, candidate: Bounding) -> tuple[float, float]:
         made, extra = replace(made, layer_bounds=allocate(made.sensitivity, wanted, made.roots)), 0.8**-0.5
     if isinstance(case.recipe.central, Sgd):
         first = split_error(measured, made, plan, centre, extra)
-        old, new = (float((p.shortened * parts.signal).sum()) for p in (parts, first))
+        # Where no gradient is left, every tensor counts alike.
+        weight = parts.signal if float(parts.signal.sum()) > 0 else torch.ones_like(parts.signal)
+        old, new = (float((p.shortened * weight).sum()) for p in (parts, first))
         rate = old / max(new, 1e-300)
         rates = centre.rates * rate
     else:  # steps as long as the optimiser makes them, whatever the aggregate's length

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from confide.build import make_loop
+from confide.build import make_loop, make_task
 from confide.errors import UserError
 from confide.federated.bounding import Bounder
 from confide.federated.state import State
@@ -24,12 +24,15 @@ from confide.speech.model import kind_of
 from confide.theory import norm, pfl_asr
 from confide.theory.advice import Advice, Case, advise
 from confide.theory.measure import Measured, measure, per_layer
+from confide.theory.rehearsal import MOST_STEPS, rehearse
 from confide.theory.terms import CAUSES, Centre, Parts, aggregate, central_step, dominant, noise_squares, split_error
 
 WARNING = (
     "This reads users' data at a checkpoint and shows numbers from it. They are not covered by the run's epsilon: for "
     "simulations and research, not for publishing about real users."
 )
+MANY = 50_000
+"""Numbers of a model above which a frozen encoder with a head is worth a thought."""
 MEANING = {
     "optimisation": "the gradient that no error explains: the run is not at its floor yet",
     "drift": "users move while they take local steps, each towards its own minimum",
@@ -112,9 +115,11 @@ class Diagnosis:
             f"{float(m.batch_variance.sum()):.3g}, rho {self.rho:.3g}",
             self._bound_text(), "", "What to change:",
         ]  # fmt: skip
+        if not self.advice:
+            lines.append("nothing: none of the changes that were rehearsed made it clearly better.")
         for number, each in enumerate(self.advice, 1):
             times = "" if each.gain is None else f"{each.gain:.2g}" if each.gain < 100 else "over 100"
-            gain = f" (floor {times} times lower, if the probe is right)" if times else ""
+            gain = f" (floor {times} times lower, if the probe is right)" if times and each.loss is None else ""
             lines.append(f"{number}. {each.what}{gain}: {each.why}.")
             lines += [f"     --set '{setting}'" for setting in each.settings]
             lines.append(f"     cost in privacy: {each.privacy}")
@@ -133,8 +138,8 @@ class Diagnosis:
         return f"PFL-ASR Theorem 3 bounds the mean squared gradient by {bound}; its largest term is {named}"
 
 
-def diagnose_run(run: Path, users: int = 16, draws: int = 2, seed: int = 0) -> Diagnosis:
-    """Diagnose the run in a folder at its last checkpoint."""
+def diagnose_run(run: Path, users: int = 16, draws: int = 2, seed: int = 0, steps: int = MOST_STEPS) -> Diagnosis:
+    """Diagnose the run in a folder at its last checkpoint; advise what rehearsals of so many steps show to help."""
     wanted = folder.held_recipe(run)
     if not (run / checkpoint.FILE).exists():
         raise UserError(
@@ -144,7 +149,21 @@ def diagnose_run(run: Path, users: int = 16, draws: int = 2, seed: int = 0) -> D
     saved = checkpoint.load(run)
     if saved.recipe_digest != wanted.digest:
         raise UserError(f"{run / folder.RECIPE} was changed after the run began; put it back first")
-    return diagnose(wanted, saved.state, users, draws, seed, first_loss=_first_loss(run / folder.METRICS))
+    task = make_task(wanted.task, wanted.run.seed)
+    found = diagnose(wanted, saved.state, users, draws, seed, task, first_loss=_first_loss(run / folder.METRICS))
+    if steps == 0:
+        return found
+    return replace(found, advice=[*rehearse(wanted, task, found.advice, seed, steps), *train_less(wanted, found)])
+
+
+def train_less(recipe: Recipe, found: Diagnosis) -> list[Advice]:
+    """Advise a frozen encoder where much noise is on many numbers; that is another task, which nobody rehearses."""
+    size, encoder = found.measured.layout.size, getattr(getattr(recipe.task, "model", None), "encoder", None)
+    if found.cause != "noise" or size < MANY or encoder is not None:
+        return []
+    why = f"noise is on {size:,} numbers, and its length grows with the root of how many are trained"
+    what = "train less: a small head on a frozen encoder (`confide encoder list`, task.model.encoder)"
+    return [Advice(what, why, (), None)]
 
 
 def diagnose(
