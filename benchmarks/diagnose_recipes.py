@@ -20,7 +20,7 @@ import torch
 from confide.recipe import Recipe, changed_by, load
 from confide.reproduce.grid import cached_task
 from confide.runs import folder
-from confide.runs.folder import score_model
+from confide.runs.beginning import score_model
 from confide.runs.simulation import simulate
 from confide.theory.diagnose import diagnose_run
 

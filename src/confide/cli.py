@@ -13,6 +13,7 @@ from confide.commands import (
     audit,
     bench,
     budget,
+    cache,
     corpus,
     deploy,
     diagnose,
@@ -76,7 +77,14 @@ for command in (
     transcribe.transcribe, retrieval.retrieve, retrieval.answer, publish.publish, export.export, serve.serve, ui.ui,
 ):  # fmt: skip
     app.command(cls=None if command in _OPEN_NONE else OpensRecipes)(command)
-for name, group in {"plan": plan, "corpus": corpus, "encoder": encoder, "deploy": deploy, "recipe": recipe}.items():
+for name, group in {
+    "plan": plan,
+    "corpus": corpus,
+    "encoder": encoder,
+    "cache": cache,
+    "deploy": deploy,
+    "recipe": recipe,
+}.items():
     app.add_typer(group.app, name=name)
 
 

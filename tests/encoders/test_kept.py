@@ -198,7 +198,7 @@ def test_two_writers_with_one_process_number_do_not_share_a_temporary_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
-    monkeypatch.setattr(module, "write_atomically", lambda path, content, suffix: seen.append(suffix))
+    monkeypatch.setattr(module, "write_atomically", lambda path, content, suffix, mode: seen.append(suffix))
     for _ in range(2):
         with pytest.raises(UserError, match="are not there"):
             _keep(tmp_path, 3)

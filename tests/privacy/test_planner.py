@@ -309,3 +309,16 @@ def test_curve_draws_and_prints_its_points(tmp_path: Path) -> None:
     assert max(p["x"] for p in drawn["cohort"]) <= 300  # never above the population
     with pytest.raises(UserError, match="nothing to show"):
         run(*words)
+
+
+def test_no_population_is_offered_for_which_delta_alone_would_hide_a_user() -> None:
+    point = Point(1.0, 50, 500, 50, 1e-4)
+    offered = plan_figures.scaled_points(point, [1, 10], [1, 10, 100])
+    assert [each.population for each in offered] == [500, 5000, 5000]
+    with pytest.raises(UserError, match="populations of at most 10,000"):
+        plan_figures.scaled_points(point, [100], [100])
+    assert planner.grow(Point(0.02, 50, 500, 50, 1e-4), 0.5) is None
+    assert "delta of 0.0001 would be above" in planner.too_few(1e-4)
+    grown = planner.grow(Point(0.5, 50, 500, 50, 1e-4), 5.0)
+    assert grown is not None
+    assert grown.population <= 10_000

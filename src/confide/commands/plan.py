@@ -120,11 +120,17 @@ def extrapolate(
         if cohort is None or population is None:
             raise UserError("a run of your own needs --cohort, --population and --noise-multiplier or --noise-per-user")
         small = Point(Noise(noise_multiplier, noise_per_user).at(cohort), cohort, population, rounds, delta)
-        factors = (
+        factors = [
             parse_numbers(option, text, float, bool, "numbers separated by commas, for example 1,10,100")
             for option, text in (("cohort-factors", cohort_factors), ("population-factors", population_factors))
-        )
+        ]
         rows = [(point, None, "") for point in figures.scaled_points(small, *factors)]
+        if lost := len(factors[0]) * len(factors[1]) - len(rows):
+            print(
+                f"note: {lost} populations are left out, because delta {delta:g} is above 1 / population there and "
+                "would hide a user by itself; a lower --delta allows them",
+                file=sys.stderr,
+            )
     shown = track(rows, "accounting", console=Console(stderr=True), transient=True, disable=as_json)
     found = figures.extrapolate(shown, target, accountant.value)
     if as_json:

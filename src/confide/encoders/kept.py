@@ -12,6 +12,8 @@ Several processes may use a place at once, and any may be killed: a block appear
 follows from its keys, so that two who make the same one write the same file. Blocks are made on all cores by threads
 with one torch thread each. How items are dealt into blocks does not depend on the cores, so neither do the bytes.
 
+Blocks are made from people's recordings and texts, so only their owner may read them (0700, 0600).
+
 When blocks are written and their place holds more than `CONFIDE_CACHE_GB` (64), those not used for longest go, but none
 that was used within the hour.
 """
@@ -41,7 +43,7 @@ from confide.progress import Reporter
 LIMIT_ENV = "CONFIDE_CACHE_GB"
 _LIMIT = 64.0
 _SCHEME = "1"  # part of every folder's name: change it when blocks look different
-_SUFFIX = ".kept"
+SUFFIX = ".kept"
 _TRIES = 4  # of making what is missing and finding it
 _STALE = 3600.0  # seconds: a temporary file that is older is a dead process's
 _TYPES = {"F16": np.float16, "F32": np.float32, "I64": np.int64, "U8": np.uint8}
@@ -169,13 +171,13 @@ class Kept:
         self.notes = [note for *_, note in own]
         self._where = np.array([where for *where, _ in own], dtype=np.int64).reshape(-1, 3)
         used = {self._blocks[number].path for number in np.unique(self._where[:, 0])}
-        _trim(self.folder.parent, used, room=made)
+        trim(self.folder.parent, used, room=made)
 
     def _scan(self) -> dict[str, tuple[int, int, int, Any]]:
         """Of each key its block, first row, number of rows and note. Damaged blocks are left out."""
         found: dict[str, tuple[int, int, int, Any]] = {}
         self._blocks = []
-        for path in sorted(self.folder.glob(f"*{_SUFFIX}")):
+        for path in sorted(self.folder.glob(f"*{SUFFIX}")):
             try:
                 block = _Block(path, self.maker.width)
             except (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError, MemoryError):
@@ -190,6 +192,7 @@ class Kept:
         import torch
 
         make_folder(self.folder)
+        self.folder.chmod(0o700)  # what is made of people's voices and texts is theirs
         threads = torch.get_num_threads()
         # A pass of one thread gives the same bytes on every number of cores.
         pool = ThreadPoolExecutor(usable_cores(), initializer=torch.set_num_threads, initargs=(1,))
@@ -223,7 +226,7 @@ class Kept:
         content = save(arrays, metadata={"checks": checks})  # of several entries the order would be random
         try:
             # Not the process's number: two containers that share a cache may have the same.
-            write_atomically(self.folder / f"{digest([keys])}{_SUFFIX}", content, f".{secrets.token_hex(8)}.tmp")
+            write_atomically(self.folder / f"{digest([keys])}{SUFFIX}", content, f".{secrets.token_hex(8)}.tmp", 0o600)
         except OSError as error:
             raise UserError(
                 f"cannot write to the cache folder {self.folder} ({error.strerror}); expected a writable one with "
@@ -247,27 +250,28 @@ def _checksum(arrays: Iterable[NDArray[Any]]) -> str:
     return str(value)
 
 
-def _trim(place: Path, used: set[Path], room: bool) -> None:
+def trim(place: Path, used: set[Path], room: bool, gigabytes: float | None = None) -> None:
     """Note what is in use, by its time of change; to make room, remove the oldest and what was left half-written.
 
-    What was touched within the hour stays: another process may be about to open it.
+    What was touched within the hour stays: another process may be about to open it. `gigabytes` is the limit, if not
+    that of the environment.
     """
     given, old = os.environ.get(LIMIT_ENV, ""), time.time() - _STALE
     try:
-        limit = float(given or _LIMIT) * 1e9
+        limit = (float(given or _LIMIT) if gigabytes is None else gigabytes) * 1e9
         if not limit >= 0:
             raise ValueError
     except ValueError:
         raise UserError(f"{LIMIT_ENV}={given!r} is no number of gigabytes; expected 0 or more, such as 20") from None
     total, others = 0, []
-    for path in used | set(place.glob(f"*/*{_SUFFIX}*") if room else ()):
+    for path in used | set(place.glob(f"*/*{SUFFIX}*") if room else ()):
         with suppress(OSError):  # another process was quicker, or the folder may only be read
             state = path.stat()
             total += state.st_size
             if path in used:
                 os.utime(path)
             elif state.st_mtime < old:
-                others.append((path.suffix == _SUFFIX, state.st_mtime, state.st_size, path))
+                others.append((path.suffix == SUFFIX, state.st_mtime, state.st_size, path))
     for whole, _, size, path in sorted(others):
         if total > limit or not whole:
             path.unlink(missing_ok=True)

@@ -199,7 +199,7 @@ def population(
     None above 1 / delta: there a user is drawn so rarely that delta alone hides whether it was, and the noise nothing.
     """
     point = Point(noise.at(cohort), cohort, cohort, rounds, delta)
-    most = max(cohort, min(MOST_POPULATION, math.floor(1 / delta)))
+    most = max(cohort, most_population(delta))
     if most == MOST_POPULATION:
         stop, help_ = f"populations end at {most:,} users", "more noise, a smaller cohort or fewer rounds"
     else:
@@ -208,6 +208,11 @@ def population(
     values = _Range(cohort, most, 100 * cohort, False, stop, help_)
     found = _search(lambda size: replace(point, population=int(size)), target, accountant, values)
     return _answer("population", found, accountant, target)
+
+
+def most_population(delta: float) -> int:
+    """The largest population that is offered: with more, delta would be above 1 / population."""
+    return min(MOST_POPULATION, math.floor(1 / delta))
 
 
 def rounds(
@@ -230,8 +235,9 @@ def grow(point: Point, target: float, accountant: Accountant = "pld") -> Point |
     """Grow cohort and population together, at the same noise on the average, until the target is met.
 
     PFL-ASR's extrapolation: z = s S grows with the cohort, the rate S / K stays, and so does what the noise does to the
-    model. The factor is found to within 5 %, never too small; none if even 10^10 users are too few.
+    model. The factor is found to within 5 %, never too small; none if even `most_population` is too few.
     """
+    most = max(point.population, most_population(point.delta))
 
     def scale(factor: float) -> Point:
         cohort = math.ceil(point.cohort * factor)
@@ -244,7 +250,7 @@ def grow(point: Point, target: float, accountant: Accountant = "pld") -> Point |
 
     high = 1.0
     while rough(scale(high)) > target:
-        if point.population * high > MOST_POPULATION:
+        if point.population * high > most:
             return None
         high *= 2
     low = high / 2
@@ -255,7 +261,15 @@ def grow(point: Point, target: float, accountant: Accountant = "pld") -> Point |
     while high / low > 1.05:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if scale(middle).spent(accountant) <= target else (middle, high)
-    return scale(high)
+    found = scale(high)
+    return found if found.population <= most else None
+
+
+def too_few(delta: float) -> str:
+    """Why `grow` finds nothing."""
+    most = most_population(delta)
+    why = "" if most == MOST_POPULATION else f"; with more, a delta of {delta:g} would be above 1 / population"
+    return f"Even {most:,} users would be too few for this noise{why}."
 
 
 def _answer(asked: str, point: Point, accountant: Accountant, target: float | None = None) -> Answer:

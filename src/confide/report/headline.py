@@ -14,7 +14,7 @@ from confide.federated.items import Items, in_words
 from confide.privacy.accountant import SCALE, shown, too_large
 from confide.privacy.guarantee import NO_GUARANTEE, Statement
 from confide.privacy.mechanisms.none import NOTHING_TO_EXTRAPOLATE
-from confide.privacy.planner import Point, grow
+from confide.privacy.planner import Point, grow, too_few
 from confide.privacy.wording import NOT_FOR_RELEASE, meaning, seeded
 from confide.recipe import Recipe
 from confide.report.shell import card
@@ -47,7 +47,7 @@ def enough(recipe: Recipe, summary: dict[str, Any]) -> Point | str:
         point = Point(
             summary["noise_multiplier"], summary["cohort"], summary["population"], summary["steps"], summary["delta"]
         )
-        return grow(point, TARGET) or "Even 10 billion users would be too few for this noise."
+        return grow(point, TARGET) or too_few(point.delta)
     except UserError as error:
         return f"Cannot be extrapolated: {error}"
 

@@ -88,7 +88,7 @@ def enough(given: Mapping[str, str]) -> dict[str, Any]:
     point = point_of(given)
     found = planner.grow(point, TARGET)
     if found is None:
-        return {"said": "Even 10 billion users would be too few at this noise per user."}
+        return {"said": planner.too_few(point.delta)}
     if found.population == point.population:
         return {"said": f"Epsilon is below {TARGET:g} with these users."}
     return {

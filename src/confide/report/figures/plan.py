@@ -73,14 +73,24 @@ def published_points(delta: float) -> list[tuple[Point, float, str]]:
 
 
 def scaled_points(point: Point, cohort_factors: Iterable[float], population_factors: Iterable[float]) -> list[Point]:
-    """Scale S by one factor and K by the same one times another, at the same noise s = z / S on the average."""
-    points = []
+    """Scale S by one factor and K by the same one times another, at the same noise s = z / S on the average.
+
+    Populations for which delta is above 1 / K are left out: there delta alone hides a user, and the noise nothing.
+    """
+    points, most = [], max(point.population, planner.most_population(point.delta))
     for factor, spread in product(cohort_factors, population_factors):
         if not (0 < factor < math.inf and 0 < spread < math.inf):
             raise UserError(f"factors {factor:g} and {spread:g}: expected finite numbers above 0")
         cohort = round(point.cohort * factor)
         z = point.noise_multiplier * cohort / point.cohort
-        points.append(Point(z, cohort, round(point.population * factor * spread), point.rounds, point.delta))
+        people = round(point.population * factor * spread)
+        if people <= most:
+            points.append(Point(z, cohort, people, point.rounds, point.delta))
+    if not points:
+        raise UserError(
+            f"delta={point.delta:g} is above 1 / population for every population that was asked for; expected "
+            f"populations of at most {most:,}: lower --delta, or the factors"
+        )
     return points
 
 
