@@ -68,6 +68,9 @@ DIGESTS = {
     "speech/words/seed": "aba9ec0783822f94",
     "speech/words/plain": "3028369c18eb0d4d",
     "speech/words/private": "809265cebf218d3c",
+    "speech/words/private-adapter": "60f339a39c6f9536",
+    "speech/words/private-block": "0474bdb364547b4f",
+    "speech/words/private-lora": "77b62ef56f764886",
 }
 
 
