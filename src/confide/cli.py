@@ -26,6 +26,7 @@ from confide.commands import (
     plan,
     publish,
     recipe,
+    release,
     report,
     reproduce,
     retrieval,
@@ -72,9 +73,9 @@ _OPEN_NONE = (
 # In the order of `confide --help`.
 for command in (
     init.init, bench.bench, train.train, train.demo, train.resume, guarantee.guarantee, ledger.ledger, budget.budget,
-    audit.audit,
-    reproduce.reproduce, report.report, report.compare, report.watch, diagnose.diagnose, evaluate.evaluate,
-    transcribe.transcribe, retrieval.retrieve, retrieval.answer, publish.publish, export.export, serve.serve, ui.ui,
+    audit.audit, reproduce.reproduce, report.report, report.compare, report.watch, diagnose.diagnose,
+    evaluate.evaluate, transcribe.transcribe, retrieval.retrieve, retrieval.answer, release.release, publish.publish,
+    export.export, serve.serve, ui.ui,
 ):  # fmt: skip
     app.command(cls=None if command in _OPEN_NONE else OpensRecipes)(command)
 for name, group in {
