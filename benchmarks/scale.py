@@ -28,6 +28,7 @@ import torch
 
 from confide.build import make_loop
 from confide.federated import optimisers
+from confide.federated.bounding import ROUNDING
 from confide.federated.optimisers import Lamb
 from confide.federated.parameters import Layout
 from confide.privacy.accountant import epsilon
@@ -35,6 +36,8 @@ from confide.privacy.events import Event
 from confide.privacy.gaussian import Address, System
 from confide.privacy.ledger import Ledger
 from confide.privacy.sampling import draw_cohort
+from confide.privacy.trust.neighbours import neighbourhood
+from confide.privacy.trust.secure import ring_for, threshold
 from confide.privacy.trust.secure_sum import make_ring, prg, sensitivity
 from confide.recipe import parse
 
@@ -76,7 +79,7 @@ def measure(place: Path) -> Constants:
     total, update = torch.zeros(PROBE), torch.full((PROBE,), 1e-3)
     layout = Layout(("w",), ((PROBE,),))
     lamb, state = Lamb(learning_rate=1e-3), optimisers.init(Lamb(learning_rate=1e-3), layout.views(total))
-    ring = make_ring(BOUND, 1000, PROBE, 32)
+    ring = make_ring(BOUND, COHORT, PROBE)
     ledger = Ledger.create(place / "ledger.jsonl", {"delta": DELTA})
     steps = iter(range(10**6))
     line = timed(lambda: ledger.record(next(steps), event(), "bench"), 30)
@@ -150,10 +153,12 @@ def page(given: argparse.Namespace, found: Constants, run: dict[str, Any]) -> st
     size, root = t["size"], found.sample + PARAMETERS * (found.noise + found.optimiser) + found.line
     train = given.device_minutes * 60
     step = given.down_minutes * 60 + train + given.upload_minutes * 60 + t["climb"] + root
-    ring = make_ring(BOUND, given.group, PARAMETERS, 32)
-    rounded = sensitivity(BOUND, ring.step, PARAMETERS)
-    neighbours = math.ceil(3 * math.log2(given.group))
-    pairs = neighbours + 1  # and a mask of its own
+    weight, least = 1 / USERS, threshold(COHORT, 0)
+    ring = ring_for(BOUND, weight, MULTIPLIER * BOUND * weight / math.sqrt(least), COHORT, PARAMETERS, ROUNDING)
+    rounded = sensitivity(BOUND * weight * ROUNDING, ring.step, PARAMETERS) / (BOUND * weight * ROUNDING) - 1
+    drawn = neighbourhood(COHORT)
+    pairs = round(2 * (drawn - 1) - (drawn - 1) ** 2 / (COHORT - 1))  # whom a user drew, and who drew it
+    unmask = round(pairs * (1 - given.dropout))
     plain, masked = size, PARAMETERS * ring.bits // 8
     spent = {each: epsilon([event()] * STEPS, DELTA, each) for each in ("rdp", "pld")}
     turns = STEPS * COHORT / USERS
@@ -180,7 +185,7 @@ are options of the script.
 | time for downloads, local training, uploads | {given.down_minutes:g}, {given.device_minutes:g} and {given.upload_minutes:g} minutes |
 | network of an aggregator | {given.leaf_gigabits:g} Gbit/s |
 | sums that one aggregator takes from the level below | {given.fan_in} |
-| users in a group of secure aggregation | {given.group:,} |
+| users of a cohort that drop out | {given.dropout:.0%} |
 
 ## Sampling
 A user is asked with probability {COHORT / USERS:.4g} at every step, independently, so it takes part {turns:.1f} times in
@@ -226,17 +231,21 @@ weights. A step takes {step / 60:.1f} minutes of which the root is {100 * root /
 {STEPS * step / 86400:.0f} days. The deadlines decide that, not the server.
 
 ## What secure aggregation adds
-Groups of {given.group:,} users, each masked towards {neighbours} others (three times the logarithm; Bell et al. 2020) and
-with a mask of its own. The server learns one sum for each of the {math.ceil(COHORT / given.group):,} groups.
+This is the protocol that `confide deploy` runs, which withstands a server that lies ([deploy.md](deploy.md)): one round over the
+whole cohort, since a share of the noise is made for t = {least:,} answers of it. Every user draws {drawn - 1} neighbours
+(`privacy/trust/neighbours.py`), masks towards them and towards those who drew it, {pairs} in expectation, and adds a mask of its
+own. It checks {pairs} signatures of keys and {drawn - 1} of the list of who arrived. Its masks grow with m, the number of neighbours, as 2 m + 1, and m grows slower
+than the cohort: {neighbourhood(1000)} of 1,000, {neighbourhood(10_000)} of 10,000, {drawn} of {COHORT:,}.
 
-* A ring of {ring.bits} bits: {masked / plain:.2f} times the bytes of float32. Rounding raises the sensitivity from
-  {BOUND:g} to {rounded:.6g}, {100 * (rounded / BOUND - 1):.2g} %, which the plan has to use.
-* A user draws {pairs} masks: {pairs * found.mask * PARAMETERS:.0f} s on a core like this one.
-* For every user that drops out after masking the server draws {neighbours} masks, {neighbours * found.mask * PARAMETERS:.0f} s;
-  at {given.dropout:.0%} dropouts {COHORT * given.dropout * neighbours * found.mask * PARAMETERS / 3600:,.0f} core hours a
-  step, and one mask for each of the others, {COHORT * (1 - given.dropout) * found.mask * PARAMETERS / 3600:,.0f}. Spread
-  over the leaves, {COHORT * (given.dropout * neighbours + 1 - given.dropout) * found.mask * PARAMETERS / t["leaves"] / 60:.0f}
-  minutes on one core each.
+* A ring of {ring.bits} bits: {masked / plain:.2f} times the bytes of float32. Rounding raises the sensitivity by
+  {100 * rounded:.2g} %, for which bounding leaves room.
+* A user draws {pairs + 1} masks: {(pairs + 1) * found.mask * PARAMETERS / 3600:.1f} hours on a core like this one. That is too long for a
+  device, so a model of this size needs fewer parameters to be sent, or a server that is trusted: at a million parameters it
+  is {(pairs + 1) * found.mask * 1e6:.0f} s.
+* For every user that drops out after masking the server draws {unmask} masks; at {given.dropout:.0%} dropouts that is
+  {COHORT * given.dropout * unmask * found.mask * PARAMETERS / 3600:,.0f} core hours a step, and one mask for each of the others
+  {COHORT * (1 - given.dropout) * found.mask * PARAMETERS / 3600:,.0f}. Relays see single updates and are refused here, so the server
+  does this alone.
 
 ## A real run at that population and cohort
 The real sampler, engine, bounding, aggregator, ledger on disk, noise from the operating system and optimiser, with
@@ -266,7 +275,6 @@ def main() -> None:
     options.add_argument("--upload-minutes", type=float, default=20.0)
     options.add_argument("--leaf-gigabits", type=float, default=10.0)
     options.add_argument("--fan-in", type=int, default=16)
-    options.add_argument("--group", type=int, default=1000)
     options.add_argument("--dropout", type=float, default=0.05)
     given = options.parse_args()
     given.load = os.getloadavg()[0]

@@ -369,6 +369,8 @@ def test_an_adaptive_run_is_the_same_with_workers_and_after_a_kill(tmp_path: Pat
         ([*BANDED, "privacy.trust=local"], r"privacy\.trust=local: cannot be combined"),
         ([*BANDED, "privacy.target_epsilon=null", "privacy.noise_scale=1"], r"privacy\.noise_scale: not defined"),
         ([*BANDED, ADAPTIVE], r"bounding\.adaptive: banded noise is made for one bound"),
+        ([*BANDED, "privacy.trust=distributed"], r"shares of the noise are for mechanism gaussian"),
+        (["privacy.trust=distributed", ADAPTIVE], r"bounding\.adaptive: its counts are noised by the server"),
         (["privacy.trust=local", ADAPTIVE], r"bounding\.adaptive: its counts are noised by the server"),
         (["bounding.adaptive={}"], r"bounding\.adaptive: only clip and per_layer_clip"),
         (["bounding={rule: clip, bound: 1, adaptive: {quantile: 2}}"], r"quantile=2: expected a number at least 0"),

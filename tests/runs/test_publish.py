@@ -180,6 +180,11 @@ def test_a_step_that_was_made_twice_is_in_the_copy_twice(tmp_path: Path, monkeyp
     publish.publish(tmp_path / "run", tmp_path / "out")
     copied = Ledger.read(tmp_path / "out" / ledger.FILE)
     assert copied.count == 6
+    again = [entry.step for entry in Ledger.read(tmp_path / "run" / ledger.FILE).entries if entry.attempt]
+    assert again == [1]
+    assert [(entry.step, entry.attempt) for entry in copied.entries] == [*((step, 0) for step in range(5)), (4, 1)], (
+        "how often a step was made again is part of epsilon; which one it was is nobody's business"
+    )
     assert folder.check_ledger(tmp_path / "out")["epsilon"] == folder.check_ledger(tmp_path / "run")["epsilon"]
 
 

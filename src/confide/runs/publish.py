@@ -22,6 +22,7 @@ import json
 import math
 import os
 import tempfile
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,7 +157,13 @@ def _check_out(run: Path, out: Path) -> None:
 
 
 def _copy_ledger(found: Finished, recipe: Recipe, path: Path) -> Ledger:
-    """Write the releases in their order, in a chain of their own, without what tells of data or machine."""
+    """Write the releases in a chain of their own, without what tells of data or machine.
+
+    A step that was made again is in epsilon, however often. Which step it was follows from stops, and in a deployment
+    from who answered: where all releases are alike, every further one stands at the end, as if the last step were made
+    again. (Correlated noise is charged by whose turn it was, and adaptive bounds differ from step to step: these are
+    copied as they are. Both need central trust, where no step is made again because of who answered.)
+    """
     own = found.book.header
     keyed = own.get("inputs_keyed") or not own.get("inputs")
     copy: dict[str, Any] = {"copy": True, "left_out": sorted({*own} - {*_KEPT, "recipe"})}
@@ -164,10 +171,16 @@ def _copy_ledger(found: Finished, recipe: Recipe, path: Path) -> Ledger:
         copy["last_hash_of_the_original"] = found.book.head
     header = {key: own[key] for key in _KEPT if key in own}
     book = Ledger.create(path, {**header, "recipe": recipe.digest, "published": copy})
-    for entry in found.book.entries:
-        attempt = book.record(entry.step, entry.event, _LEFT_OUT, repeatable=False)
-        if attempt != entry.attempt:
+    tries, entries = Counter[int](), found.book.entries
+    for entry in entries:
+        if entry.attempt != tries[entry.step]:
             raise UserError(f"{found.folder / ledger.FILE}: the attempts at step {entry.step} are not in order")
+        tries[entry.step] += 1
+    steps = [entry.step for entry in entries]
+    if len({entry.event for entry in entries}) == 1 and not entries[0].event.whole_run:
+        steps = sorted(tries) + [max(tries)] * (len(entries) - len(tries))
+    for step, entry in zip(steps, entries, strict=True):
+        book.record(step, entry.event, _LEFT_OUT, repeatable=False)
     return book
 
 
