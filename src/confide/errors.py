@@ -11,6 +11,7 @@ from importlib.util import find_spec
 MODULES = {
     "speech": ("soundfile", "soxr", "espeakng_loader", "jiwer", "unidecode"),
     "retrieval": ("transformers", "faiss", "gguf", "accelerate", "httpx"),
+    "formats": ("av", "num2words"),
     "figures": ("matplotlib",),
     "tensorboard": ("tensorboard",),
     "export": ("onnx", "onnxscript", "onnxruntime"),

@@ -196,7 +196,7 @@ def test_a_folder_names_everything_that_it_skips(tmp_path: Path) -> None:
     write(root / "loose.wav")
     write(root / "ann" / "latin.wav").with_suffix(".txt").write_bytes(b"caf\xe9")
     (root / "ann" / "orphan.txt").write_text("no audio")
-    (root / "ann" / "tape.m4a").write_bytes(b"x")
+    (root / "ann" / "tape.wma").write_bytes(b"x")
     (root / "README.txt").write_text("about")
     (root / ".hidden").mkdir()
     write(root / ".hidden" / "ghost.wav")
@@ -218,7 +218,7 @@ def test_a_folder_names_everything_that_it_skips(tmp_path: Path) -> None:
         "loose.wav": "no speaker",
         "ann/latin.wav": "unreadable text",
         "ann/orphan.txt": "text without audio",
-        "ann/tape.m4a": "not wav, flac, mp3, ogg",
+        "ann/tape.wma": "not wav, flac, mp3, ogg, opus, m4a",
         "ann/flac": "listed twice",
     }
 

@@ -136,6 +136,13 @@ def _show(measured: Statistics) -> None:
         rows.append(("minutes, paper", *minutes))
     title = f"{measured.name}: {measured.speakers:,} speakers, {measured.hours:,.2f} h, {measured.words:,} words"
     print_table(("per speaker", "mean", "deviation", "min", "median", "max"), rows, title=title, width=80)
+    if measured.damaged:
+        typer.echo(
+            f"normalising changes texts: {counts(measured.damaged)} (utterances each). Digits become words with "
+            "task.numbers: spell; other letters need task.letters"
+        )
+    if measured.damaged is None:
+        typer.echo(f"there is no token set for {measured.language}; a recipe needs its letters in task.letters")
     if paper is not None:
         typer.echo(f"the paper has {paper.speakers:,} speakers and {paper.hours:,g} h")
     left_out, reasons = sum(measured.skipped.values()), counts(measured.skipped)

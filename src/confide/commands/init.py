@@ -24,7 +24,12 @@ def init(
         float | None,
         typer.Option(help="What privacy to plan for; inf for none. Without it 8, or none where people are too few."),
     ] = None,
-    language: Annotated[str, typer.Option(help="Of the recordings: en, fr or de.")] = "en",
+    language: Annotated[
+        str, typer.Option(help="Of the recordings: en, fr or de, or another code with --letters.")
+    ] = "en",
+    letters: Annotated[
+        str | None, typer.Option(help="Of that language, in lower case, each once: abcdefghijklmnñopqrstuvwxyzáéíóúü.")
+    ] = None,
     encoder: Annotated[
         str | None, typer.Option(help="The frozen encoder: a preset (`confide encoder list`), a folder, owner/name.")
     ] = None,
@@ -59,7 +64,7 @@ def init(
     if not out.resolve().parent.is_dir():
         raise UserError(f"--out {out}: there is no folder {out.parent}; make it, or give another --out")
     found = look(data, Columns(path_column, speaker_column, text_column, label_column, owner_column), language)
-    made = propose(found, out.stem, epsilon, encoder, start)
+    made = propose(found, out.stem, epsilon, encoder, start, letters or "")
     for warning in made.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     _write(out, made.text)

@@ -37,7 +37,7 @@ EXPECTED = """expected one of
   - a folder for each speaker in one folder: recordings (wav, flac, mp3, ogg, m4a), a .txt of the same name beside each
   - a table .tsv or .csv of recordings with columns for path, text and speaker, or a folder with train and test tables
   - a folder for each word with SPEAKER_nohash_TAKE.wav, LibriSpeech, Common Voice, digits as DIGIT_SPEAKER_TAKE.wav
-  - a manifest of NeMo or lhotse (.jsonl, also .gz), or a folder that `datasets` saved (save_to_disk)
+  - a manifest of NeMo or lhotse (.jsonl, also .gz)
   - a table .tsv, .csv or .jsonl of texts with columns for text, label and, if you know it, owner"""
 
 

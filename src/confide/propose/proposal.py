@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from confide.retrieval.splits import ColumnSplit, EvenSplit
 from confide.runs.corpus_choice import check_corpus, read_with_bar
 from confide.settings import validate
 from confide.speech.corpus import Corpus
-from confide.speech.tokens import Tokens
+from confide.speech.tokens import Tokens, damage
 
 EPSILON = 8.0
 TEXT_ENCODER = "minilm"
@@ -56,17 +57,23 @@ def width_of(encoder: str) -> int:
     return int(found[1]) if found else 512
 
 
-def propose(found: Found, name: str, epsilon: float | None, encoder: str | None, start: Path | None) -> Proposal:
+def propose(
+    found: Found, name: str, epsilon: float | None, encoder: str | None = None, start: Path | None = None,
+    letters: str = "",
+) -> Proposal:  # fmt: skip
     """Choose, and write down why. `epsilon` is none where nobody asked for one: then what can be afforded is chosen."""
-    return (_propose_speech if found.task == "speech" else _propose_text)(found, name, epsilon, encoder, start)
+    if found.task == "speech":
+        return _propose_speech(found, name, epsilon, encoder, start, letters)
+    return _propose_text(found, name, epsilon, encoder, start)
 
 
 def _propose_speech(
-    found: Found, name: str, epsilon: float | None, encoder: str | None, start: Path | None
+    found: Found, name: str, epsilon: float | None, encoder: str | None, start: Path | None, letters: str
 ) -> Proposal:
     train, test, corpus, tested, notes = _part_speakers(found)
     encoder = encoder or speech_encoder(corpus.language)
-    numbers = Tokens(corpus.language).size * (width_of(encoder) + 1)
+    tokens = Tokens(corpus.language, letters)
+    numbers = tokens.size * (width_of(encoder) + 1)
     people = len(corpus.speakers)
     plan, warnings = _plan(people, numbers, epsilon, "people")
     seconds = [sum(u.seconds for u in own) for own in corpus.speakers.values()]
@@ -92,6 +99,13 @@ def _propose_speech(
         ("model", model, f"The encoder stays as it is; {numbers:,} numbers are trained on its states."),
     ]
     fields += [("start", str(start), "The model to begin with.")] if start is not None else []
+    fields += (
+        [("letters", letters, "The token set, beside the word boundary, hyphen and apostrophe.")] if letters else []
+    )
+    harmed = Counter(kind for utterance in corpus.utterances() for kind in damage(tokens, utterance.text))
+    if harmed["digits removed"]:
+        fields.append(("numbers", "spell", f"Digits in {harmed.pop('digits removed'):,} utterances become words."))
+    warnings += [f"normalising changes texts: {many:,} utterances with {kind}" for kind, many in harmed.items()]
     draft.block("task", fields)
     _write_sampling(draft, plan, min(people, 16), "people")
     if batch:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from confide.runs.library import RetrievedDocument
     from confide.speech.transcribe import Transcript
 
-AUDIO = {".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus"}
+AUDIO = {".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".m4a"}
 MOST_SECONDS, MOST_LETTERS, MOST_DOCUMENTS = 600.0, 4000, 50  # of what strangers may ask
 _using = threading.Lock()
 

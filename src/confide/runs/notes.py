@@ -44,11 +44,10 @@ def described(recipe: Recipe) -> dict[str, Any]:
     task = for_others(recipe).task
     about: dict[str, Any] = {"task": task.kind, "architecture": task.model_dump(mode="json", exclude=_LOCAL)}
     if isinstance(task, SpeechSettings):
-        from confide.runs.recogniser import language_of
-        from confide.speech.tokens import Tokens
+        from confide.runs.recogniser import language_of, tokens_of
 
         language = language_of(task.corpus)
-        about |= {"language": language, "sample_rate": SAMPLE_RATE, "tokens": Tokens(language).names}
+        about |= {"language": language, "sample_rate": SAMPLE_RATE, "tokens": tokens_of(task).names}
     if isinstance(task, RetrievalSettings):
         about |= {"scores": "of documents" if task.has_head else "none: vectors, for inner products"}
     return about

@@ -20,17 +20,21 @@ from confide.runs.parameters import check_encoder, load_parameters
 from confide.runs.shared_recipe import PLACEHOLDER
 from confide.speech.beam import BeamSearch, BeamSettings
 from confide.speech.corpora import CorpusSettings
-from confide.speech.corpus import Language
 from confide.speech.network import network_of
 from confide.speech.recogniser import Recogniser
 from confide.speech.settings import SpeechSettings
 from confide.speech.tokens import Tokens
 
 
-def language_of(settings: CorpusSettings) -> Language:
+def language_of(settings: CorpusSettings) -> str:
     """The language of a corpus that need not be here. The kinds without such a setting are English."""
-    language: Language = settings.model_dump(include={"language"}).get("language", "en")
+    language: str = settings.model_dump(include={"language"}).get("language", "en")
     return language
+
+
+def tokens_of(task: SpeechSettings) -> Tokens:
+    """The token set of a run's model."""
+    return task.tokens(language_of(task.corpus))
 
 
 def load_recogniser(run: Path, language_model: Path | None = None, encoder: str | None = None) -> Recogniser:
@@ -43,7 +47,7 @@ def load_recogniser(run: Path, language_model: Path | None = None, encoder: str 
         raise UserError(f"{run} holds a run of {task.kind}, which hears nothing; give one whose task is speech")
     require("speech", "speech recognition")
     task = _with_encoder(run, task, encoder)
-    tokens = Tokens(language_of(task.corpus))
+    tokens = tokens_of(task)
     network = network_of(task, tokens)
     check_encoder(run, network.encoder)
     parameters = load_parameters(run, network.shapes())

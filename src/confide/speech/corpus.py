@@ -17,7 +17,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+
+from pydantic import Field
+
+from confide.speech import coded
+from confide.speech.coded import Undecodable as Undecodable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,6 +31,10 @@ if TYPE_CHECKING:
     Samples = NDArray[np.float32]
 
 Language = Literal["en", "fr", "de"]
+"""Those that have voices and a token set here."""
+AnyLanguage = Annotated[str, Field(pattern=r"^[a-z]{2,3}$")]
+"""A language by its code; one beyond `Language` needs `task.letters` in the recipe."""
+OWN_LANGUAGE = "en, fr or de; another code, such as es, needs task.letters"
 Progress = Callable[[int, int], None]
 """Called with the number of files done and of all files."""
 
@@ -39,10 +48,6 @@ _DATA = re.compile(r"^data : (\d+) \(should be (\d+)\)", re.MULTILINE)
 
 # An intact MP3 file decodes to within one frame of 1,152 samples of what its header promises.
 _MP3_FRAME = 1152
-
-
-class Undecodable(Exception):
-    """A file whose samples cannot be read: missing, damaged, cut short, empty, or no audio at all."""
 
 
 class Made(Protocol):
@@ -92,7 +97,7 @@ class Corpus:
     """Speakers in the order of their names, each with at least one utterance, in the order of their ids."""
 
     name: str
-    language: Language
+    language: str
     speakers: dict[str, list[Utterance]]
     skipped: list[Skipped]
 
@@ -107,6 +112,8 @@ def count_by_reason(skipped: Iterable[Skipped]) -> dict[str, int]:
 
 def file_seconds(path: Path) -> float:
     """The length of a file in seconds, from its header alone."""
+    if coded.is_coded(path):
+        return coded.seconds(path)
     with _open(path) as file:
         return float(file.frames / file.samplerate)
 
@@ -114,8 +121,23 @@ def file_seconds(path: Path) -> float:
 def read_file(path: Path) -> Samples:
     """The samples of one file, float32, mono, at 16 kHz: channels are averaged, other rates resampled by soxr."""
     import numpy as np
+
+    channels, rate = coded.decode(path) if coded.is_coded(path) else _decode(path)
+    if not np.isfinite(channels).all():
+        raise Undecodable(f"undecodable: {path.name} holds samples that are not numbers")
+    samples = channels.mean(axis=1)  # (samples,)
+    if rate != SAMPLE_RATE:
+        import soxr
+
+        samples = soxr.resample(samples, rate, SAMPLE_RATE)
+    if len(samples) == 0:
+        raise Undecodable(f"no samples: {path.name} is shorter than one sample at {SAMPLE_RATE:,} Hz")
+    return np.ascontiguousarray(samples, dtype=np.float32)
+
+
+def _decode(path: Path) -> tuple[Samples, int]:
+    """Samples (n, channels) of a file that libsndfile reads, and its rate."""
     import soundfile
-    import soxr
 
     with _open(path) as file:
         rate, promised = file.samplerate, file.frames
@@ -128,14 +150,7 @@ def read_file(path: Path) -> Samples:
             raise Undecodable(f"truncated: {path.name} opens but does not decode ({cause})") from None
     if len(channels) + slack < promised:
         raise Undecodable(f"truncated: {path.name} holds {len(channels):,} of the {promised:,} samples it promises")
-    if not np.isfinite(channels).all():
-        raise Undecodable(f"undecodable: {path.name} holds samples that are not numbers")
-    samples = channels.mean(axis=1)  # (samples,)
-    if rate != SAMPLE_RATE:
-        samples = soxr.resample(samples, rate, SAMPLE_RATE)
-    if len(samples) == 0:
-        raise Undecodable(f"no samples: {path.name} is shorter than one sample at {SAMPLE_RATE:,} Hz")
-    return np.ascontiguousarray(samples, dtype=np.float32)
+    return channels, rate
 
 
 def read_audio(utterance: Utterance) -> Samples:

@@ -18,7 +18,6 @@ from confide.errors import UserError
 from confide.progress import Reporter
 from confide.speech import model
 from confide.speech.beam import BeamSearch
-from confide.speech.corpus import Language
 from confide.speech.decode import Word, greedy, greedy_words
 from confide.speech.network import Network
 from confide.speech.scores import Transcribed
@@ -44,7 +43,7 @@ class Recogniser:
     def decoder(self) -> str:
         return "greedy" if self.search is None else "beam search with a language model"
 
-    def check_language(self, language: Language, corpus: str) -> None:
+    def check_language(self, language: str, corpus: str) -> None:
         if language != self.tokens.language:
             raise UserError(
                 f"the corpus {corpus} is in {language!r} and the model writes {self.tokens.language!r}; give a corpus "

@@ -13,6 +13,7 @@ from confide.speech.augment import SpecAugment
 from confide.speech.corpora import CorpusSettings
 from confide.speech.features import FeatureSettings
 from confide.speech.model import ModelSettings
+from confide.speech.tokens import Letters, Tokens
 
 
 class SpeechSettings(TaskSection):
@@ -32,6 +33,15 @@ class SpeechSettings(TaskSection):
     )
     features: FeatureSettings = FeatureSettings()
     augment: SpecAugment | None = Field(SpecAugment(), description="SpecAugment in training; null for none")
+    # Both are left out of a dump at their default, so that recipes from before they were there keep their digest.
+    letters: Letters | None = Field(
+        None, exclude_if=lambda value: value is None,
+        description="the letters of the token set, each once, for a language beyond en, fr and de",
+    )  # fmt: skip
+    numbers: Literal["drop", "spell"] = Field(
+        "drop", exclude_if=lambda value: value == "drop",
+        description="what becomes of digits in a text: nothing, or words in the corpus's language (num2words)",
+    )  # fmt: skip
     cache: LocalPath | None = Field(None, description="where features are kept; none: the user's cache folder")
 
     @property
@@ -61,6 +71,10 @@ class SpeechSettings(TaskSection):
         if self.model.encoder is not None and self.features != FeatureSettings():
             raise ValueError("features: model.encoder brings its own; drop features")
         return self
+
+    def tokens(self, language: str) -> Tokens:
+        """The token set of a model for corpora in this language."""
+        return Tokens(language, self.letters or "", self.numbers == "spell")
 
     def make(self, seed: int) -> Task:
         from confide.speech.task import Speech

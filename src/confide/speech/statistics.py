@@ -6,12 +6,14 @@ number of speakers, not by one less.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, median, pstdev
 from typing import Any
 
-from confide.speech.corpus import Corpus, Language, count_by_reason
+from confide.speech.corpus import Corpus, count_by_reason
+from confide.speech.tokens import Tokens, damage, has_letters
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Statistics:
     """A row of Table 2 and more; the lists hold one value per speaker, in the order of their names."""
 
     name: str
-    language: Language
+    language: str
     speakers: int
     utterances: int
     words: int
@@ -39,6 +41,8 @@ class Statistics:
     utterances_per_speaker: list[int]
     words_per_speaker: list[int]
     skipped: dict[str, int]
+    damaged: dict[str, int] | None
+    """Utterances whose text normalising damages, by what it does; none where there is no token set to tell."""
 
     @property
     def minutes(self) -> Summary:
@@ -103,4 +107,14 @@ def statistics(corpus: Corpus) -> Statistics:
         name=corpus.name, language=corpus.language, speakers=len(corpus.speakers), utterances=sum(utterances),
         words=sum(words), hours=sum(seconds) / 3600, minutes_per_speaker=[s / 60 for s in seconds],
         utterances_per_speaker=utterances, words_per_speaker=words, skipped=count_by_reason(corpus.skipped),
+        damaged=_damaged(corpus),
     )  # fmt: skip
+
+
+def _damaged(corpus: Corpus) -> dict[str, int] | None:
+    """Count utterances by what normalising their texts would remove or fold."""
+    if not has_letters(corpus.language):
+        return None
+    tokens = Tokens(corpus.language)
+    found = Counter(kind for utterance in corpus.utterances() for kind in damage(tokens, utterance.text))
+    return dict(found.most_common())

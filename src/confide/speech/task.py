@@ -39,7 +39,6 @@ from confide.speech.recogniser import Recogniser, pad_features, pad_targets
 from confide.speech.scores import error_counts
 from confide.speech.settings import SpeechSettings
 from confide.speech.store import FeatureStore, open_store
-from confide.speech.tokens import Tokens
 
 _TOGETHER = 32  # users of a part that trains heads on kept states
 
@@ -58,7 +57,7 @@ class Speech(BasicTask):
             raise UserError(
                 f"task.corpus is in {corpus.language!r} and task.test in {test.language!r}; one model has one token set"
             )
-        self.tokens = Tokens(corpus.language)
+        self.tokens = settings.tokens(corpus.language)
         self.network = network_of(settings, self.tokens)
         self.on_gpu = getattr(self.network, "parts", None) is None  # parts of an encoder run inside of it
         self.store = self._open(corpus, quiet)

@@ -15,7 +15,6 @@ from confide.speech.corpora import shares
 from confide.speech.corpora.settings import SpeakerSettings
 from confide.speech.corpus import (
     Corpus,
-    Language,
     Progress,
     Skipped,
     Undecodable,
@@ -40,7 +39,7 @@ class Entry:
 
 
 def make_corpus(
-    name: str, language: Language, listed: Iterable[Entry | Skipped], settings: SpeakerSettings,
+    name: str, language: str, listed: Iterable[Entry | Skipped], settings: SpeakerSettings,
     progress: Progress | None = None,
 ) -> Corpus:  # fmt: skip
     """Take the share of the speakers, check each of its utterances, and order what is left.

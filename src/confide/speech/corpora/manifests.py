@@ -23,7 +23,7 @@ from confide.errors import UserError
 from confide.settings import LocalPath
 from confide.speech.corpora.listing import Entry, make_corpus
 from confide.speech.corpora.settings import SpeakerSettings
-from confide.speech.corpus import Corpus, Language, Progress, Skipped
+from confide.speech.corpus import OWN_LANGUAGE, AnyLanguage, Corpus, Progress, Skipped
 
 _SLACK = 0.1  # seconds by which a line may be shorter than its recording and still be the whole of it
 Line = Mapping[str, Any]
@@ -38,7 +38,7 @@ class ManifestSettings(SpeakerSettings):
     folder: LocalPath | None = Field(
         None, description="what paths in the manifest are relative to; else the manifest's folder"
     )
-    language: Language = Field("en", description="en, fr or de")
+    language: AnyLanguage = Field("en", description=OWN_LANGUAGE)
 
     def read(self, progress: Progress | None = None) -> Corpus:
         """One line per utterance."""

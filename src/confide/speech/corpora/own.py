@@ -1,9 +1,9 @@
 """Corpora of your own, which PFL-ASR does not use: a folder of recordings, or a Python function that lists them.
 
-The folder is SPEAKER/UTTERANCE.{wav,flac,mp3} with a .txt beside each; every file that is left out is named, with the
-reason. The function, `corpus: {kind: python, factory: module:function, options: {...}}`, takes the options and returns
-an `Entry` (or a `Skipped`) for each utterance. Whoever writes the recipe chooses code that runs here, so a client
-refuses it from a server. The checks, shares and users of all corpora apply to both.
+The folder is SPEAKER/UTTERANCE.{wav,flac,mp3,m4a} with a .txt beside each; every file that is left out is named, with
+the reason. The function, `corpus: {kind: python, factory: module:function, options: {...}}`, takes the options and
+returns an `Entry` (or a `Skipped`) for each utterance. Whoever writes the recipe chooses code that runs here, so a
+client refuses it from a server. The checks, shares and users of all corpora apply to both.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from confide.errors import UserError
 from confide.settings import FunctionName, LocalPath, imported
 from confide.speech.corpora.listing import Entry, make_corpus
 from confide.speech.corpora.settings import SpeakerSettings
-from confide.speech.corpus import Corpus, Language, Progress, Skipped
+from confide.speech.corpus import OWN_LANGUAGE, AnyLanguage, Corpus, Progress, Skipped
 
-AUDIO = (".wav", ".flac", ".mp3", ".ogg")
+AUDIO = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a")
 
 
 class FolderSettings(SpeakerSettings):
-    """A folder of speakers' folders: speaker/utterance.wav (or flac, mp3, ogg) and speaker/utterance.txt."""
+    """A folder of speakers' folders: speaker/utterance.wav (or flac, mp3, ogg, opus, m4a) and speaker/utterance.txt."""
 
     kind: Literal["folder"] = "folder"
     folder: LocalPath = Field(description="the folder whose subfolders are the speakers")
-    language: Language = Field("en", description="en, fr or de")
+    language: AnyLanguage = Field("en", description=OWN_LANGUAGE)
 
     def read(self, progress: Progress | None = None) -> Corpus:
         """Every folder is a speaker, with folders in it or without."""
@@ -54,7 +54,7 @@ class PythonCorpusSettings(SpeakerSettings):
     kind: Literal["python"] = "python"
     factory: FunctionName = Field(description="module:function, called with the options; gives an Entry per utterance")
     options: dict[str, Any] = Field({}, description="given to the function as they are")
-    language: Language = Field("en", description="en, fr or de")
+    language: AnyLanguage = Field("en", description=OWN_LANGUAGE)
 
     def read(self, progress: Progress | None = None) -> Corpus:
         """Call the function and check what it lists."""

@@ -19,7 +19,7 @@ from confide.errors import UserError
 from confide.settings import LocalPath
 from confide.speech.corpora.listing import Entry, make_corpus
 from confide.speech.corpora.settings import SpeakerSettings, find_folder
-from confide.speech.corpus import Corpus, Language, Progress, Skipped
+from confide.speech.corpus import OWN_LANGUAGE, AnyLanguage, Corpus, Progress, Skipped
 
 _AN4 = (
     "http://www.speech.cs.cmu.edu/databases/an4 (as FLAC files, with tables train.tsv and test.tsv of the columns "
@@ -45,7 +45,7 @@ class TsvSettings(SpeakerSettings):
     folder: LocalPath | None = Field(
         None, description="what paths in the table are relative to; else the table's folder"
     )
-    language: Language = Field("en", description="en, fr or de")
+    language: AnyLanguage = Field("en", description=OWN_LANGUAGE)
 
     def read(self, progress: Progress | None = None) -> Corpus:
         """One row per utterance; without the column utterance, the path is its name."""
