@@ -54,6 +54,13 @@ def run(folder: Path, wanted: list[Recipe], measure: grid.Measure, workers: int 
 
 @pytest.mark.usefixtures("no_processes")
 class TestCells:
+    def test_a_cell_that_is_asked_for_twice_is_run_once(self, tiny: str, tmp_path: Path) -> None:
+        one, other = cells(tiny, 2)
+        measured = Measured()
+        found = run(tmp_path, [one, other, one], measured)
+        assert sorted(measured.seeds) == [0, 1]
+        assert [value["seed"] for value in found] == [0, 1, 0]
+
     def test_answers_come_in_the_order_of_the_cells_however_many_run_at_a_time(self, tiny: str, tmp_path: Path) -> None:
         wanted = cells(tiny, 6)[::-1]
 

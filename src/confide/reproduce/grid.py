@@ -53,7 +53,7 @@ def run_cells(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "cells.jsonl"
     done = _read(path)
-    missing = [cell for cell in cells if _name(cell) not in done]
+    missing = list({_name(cell): cell for cell in cells if _name(cell) not in done}.values())  # each once
     if missing:
         with (
             path.open("a") as file,

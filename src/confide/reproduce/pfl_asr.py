@@ -26,7 +26,7 @@ from confide.report.figures.layer import draw_layers
 from confide.report.figures.speech import draw_clipping, draw_imbalance
 from confide.reproduce.grid import Result, claim, claim_text, run_groups, text_table, train_once, write_rows
 from confide.reproduce.speech_claims import claims_of
-from confide.reproduce.speech_tables import FRESH, SEED, SIZES, TABLES, Cell, noisy
+from confide.reproduce.speech_tables import FRESH, SEED, SIZES, TABLES, TRAINED_HEAD, Cell, noisy
 from confide.run import Loop
 from confide.runs.records import evaluate
 from confide.runs.simulation import simulate
@@ -39,6 +39,7 @@ OTHERS = {
     "synthetic": ("task.test.population=federated", "task.test.seed=1"),
 }
 """Where rates are tried: on people of the users' kind who are not in the test; of AudioMNIST, on users left out."""
+HEAD_STEPS = ("run.steps=60", "central.schedule.steps=60", "evaluation.every=60")
 _LAST = 8  # steps over which the training loss at the end is averaged
 
 
@@ -98,6 +99,8 @@ def reproduce(what: str, folder: Path, dataset: str, seeds: int, workers: int, q
         return _figure5(folder, dataset, workers, quiet)
     if what == "starts":
         return _starts(folder, dataset, workers, quiet)
+    if what == "pretrained" and dataset != "audiomnist":
+        raise UserError(f"--dataset {dataset}: pfl-asr/pretrained has a recipe for audiomnist only")
     table, base = TABLES[what](), BASES[dataset]
     starts = {cell.start for cell in table} - {FRESH}
     places = {start: _seed_model(base, start, folder.parent / f"{dataset}-seeds", workers, quiet) for start in starts}
@@ -106,7 +109,7 @@ def reproduce(what: str, folder: Path, dataset: str, seeds: int, workers: int, q
 
     def recipe_of(cell: Cell, tried: tuple[str, ...], seed: int) -> Recipe:
         changes = [*_begin(cell.start, places), *resolve(cell.changes), *tried, f"run.seed={seed}"]
-        return load(f"{base}/federated", changes)
+        return load(f"{base}/{cell.recipe}", changes)
 
     def tried_on_others(cell: Cell, tried: tuple[str, ...]) -> Recipe:
         return recipe_of(cell, (*tried, *OTHERS[dataset]), 0)
@@ -197,9 +200,12 @@ def resolve(changes: Sequence[str]) -> list[str]:
 
 
 def _seed_model(base: str, start: str, folder: Path, workers: int, quiet: bool) -> Path:
-    """Make a seed model once: the whole one, one that was stopped early, one of another size, or an unbalanced one."""
+    """Make a start once: the seed model, one that was stopped early, one of another size or unbalanced, or a head."""
     if start.startswith(f"{SEED}-c"):
         return _unbalanced_seed(base, float(start.removeprefix(f"{SEED}-c")), folder, workers, quiet)
+    if start == TRAINED_HEAD:
+        train_once(load(f"{base}/pretrained", HEAD_STEPS), folder / start, workers, quiet)
+        return folder / start
     changes = []
     if start.endswith("%"):
         whole = load(f"{base}/seed").run.steps
@@ -227,7 +233,7 @@ def _row(cell: Cell, chosen: tuple[str, ...], values: list[dict[str, Any]]) -> d
         **cell.row, "start": round(mean(v["start"] for v in values), 2), "wer": round(mean(wers), 2),
         "deviation": round(stdev(wers), 2) if len(wers) > 1 else "", "cer": round(mean(v["cer"] for v in values), 2),
         "loss": round(mean(v["loss"] for v in values), 3), "epsilon": shown(values[0]["epsilon"]), "paper": cell.paper,
-        "runs": len(wers), "norms": round(mean(_norms(v["deltas"]) for v in values), 3),
+        "runs": len(wers), "norms": _norms([v["deltas"] for v in values]),
         "imbalance": round(values[0]["imbalance"], 3),
     }  # fmt: skip
     if "test_loss" in values[0]:
@@ -237,10 +243,15 @@ def _row(cell: Cell, chosen: tuple[str, ...], values: list[dict[str, Any]]) -> d
     return row
 
 
-def _norms(deltas: dict[str, float]) -> float:
+def _norms(runs: list[dict[str, float]]) -> float | str:
     """How many times as long the updates of LayerNorms are as those of the attention (the paper's Figure 5)."""
-    attention = mean(deltas[kind] for kind in ("wqkv", "wf"))
-    return mean(deltas[kind] for kind in ("ln1", "ln2")) / attention
+    if not {"wqkv", "wf", "ln1", "ln2"} <= runs[0].keys():  # a model that trains none of them
+        return ""
+
+    def ratio(deltas: dict[str, float]) -> float:
+        return mean(deltas[kind] for kind in ("ln1", "ln2")) / mean(deltas[kind] for kind in ("wqkv", "wf"))
+
+    return round(mean(map(ratio, runs)), 3)
 
 
 def _text(
