@@ -26,7 +26,8 @@ from confide.bench.protocol import Gate, serve
 from confide.workloads import data
 
 CLIP, NOISE, RATE = 0.5, 1.0, 0.1
-COHORT = {"A": 100, "B": 16}
+COHORT = {"A": 100, "B": 16, "D": 312, "E": 4459}
+USERS_OF_D = 1560
 Batches = Callable[[int, np.random.Generator], list[tuple[Tensor, ...]]]
 
 
@@ -64,6 +65,13 @@ def workload(name: str) -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor], 
             return [(features[user][half], labels[user][half]) for half in torch.split(order, 10)]
 
         return model, nn.functional.cross_entropy, batches, len(features)
+    if name == "D":
+        states, targets = map(torch.from_numpy, data.kept_states())
+        held = [(own, its) for own, its in zip(states, targets, strict=True)]
+        return nn.Linear(384, 29), ctc, lambda user, _: [held[user % len(held)]], USERS_OF_D
+    if name == "E":
+        pairs = list(zip(*map(torch.from_numpy, data.query_vectors()), strict=True))
+        return nn.Linear(384, 2), nn.functional.cross_entropy, lambda user, _: [pairs[user]], len(pairs)
     features, labels = map(torch.from_numpy, data.speech_clients())
     return SpeechModel(), ctc, lambda user, _: [(features[user], labels[user])] * 2, len(features)
 
@@ -193,7 +201,7 @@ def large(parameters: int) -> None:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("workload", choices=["A", "B", "C"])
+    options.add_argument("workload", choices=["A", "B", "C", "D", "E"])
     options.add_argument("kind", choices=["plain", "flat"])
     options.add_argument("--parameters", type=int, default=255_000_000)
     given = options.parse_args()

@@ -28,7 +28,7 @@ from pfl.privacy.gaussian_mechanism import GaussianMechanism
 from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism
 
 from confide.bench.protocol import Gate, serve
-from peers.floors import SpeechModel, ctc
+from peers.floors import COHORT, USERS_OF_D, SpeechModel, ctc
 
 ROUNDS, TENSORS = 100_000, 300
 
@@ -51,6 +51,38 @@ class Recogniser(SpeechModel):
 
     def metrics(self, features: Any, labels: Any, eval: bool = False) -> dict[str, Any]:
         return {}
+
+
+class Head(torch.nn.Module):
+    """D and E: one linear layer on what a frozen encoder made."""
+
+    def __init__(self, out: int, criterion: Any) -> None:
+        super().__init__()
+        self.layer, self.criterion = torch.nn.Linear(384, out), criterion
+
+    def loss(self, features: Any, labels: Any, eval: bool = False) -> Any:
+        return self.criterion(self.layer(features), labels)
+
+    def metrics(self, features: Any, labels: Any, eval: bool = False) -> dict[str, Any]:
+        return {}
+
+
+def workload(name: str) -> tuple[Any, list[tuple[Any, Any]], dict[str, Any]]:
+    """Module, the data of those users that have their own, and what a user does."""
+    from confide.workloads import data
+
+    if name == "A":
+        return Perceptron(), _users(data.small_clients()), {"local_num_epochs": 1, "local_batch_size": 10}
+    if name == "B":
+        return Recogniser(), _users(data.speech_clients()), {"local_num_epochs": 2, "local_batch_size": None}
+    once = {"local_num_epochs": 1, "local_batch_size": None}
+    if name == "D":
+        return Head(29, ctc), _users(data.kept_states()), once
+    return Head(2, torch.nn.functional.cross_entropy), _users(data.query_vectors()), once
+
+
+def _users(made: tuple[np.ndarray, np.ndarray]) -> list[tuple[Any, Any]]:
+    return list(zip(*map(torch.from_numpy, made), strict=True))
 
 
 class Large(torch.nn.Module):
@@ -113,34 +145,30 @@ class Gated(TrainingProcessCallback):
 
 
 def main() -> None:
-    from confide.workloads import data
-
     if sys.argv[1] == "C":
         large(int(sys.argv[3]))
         return
     torch.set_num_threads(1)
     gate = Gate() if os.environ.get("RANK", "0") == "0" else None
-    speech = sys.argv[1] == "B"
-    features, labels = map(torch.from_numpy, data.speech_clients() if speech else data.small_clients())
     np.random.seed(0)  # noqa: NPY002, which is what pfl draws from
     torch.manual_seed(0)
-    module: Any = Recogniser() if speech else Perceptron()
+    module, held, trains = workload(sys.argv[1])
     model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
-    users = list(range(len(features)))
-    made = {user: PyTorchTensorDataset((features[user], labels[user])) for user in users}
+    users = list(range(USERS_OF_D if sys.argv[1] == "D" else len(held)))
+    made = {user: PyTorchTensorDataset(held[user % len(held)]) for user in users}
     dataset = FederatedDataset(made.__getitem__, get_user_sampler("minimize_reuse", users))
     mechanism = CentrallyAppliedPrivacyMechanism(GaussianMechanism(0.5, 1.0))
     backend = SimulatedBackend(dataset, dataset, [mechanism])
-    cohort = 16 if speech else 100
     FederatedAveraging().run(
         NNAlgorithmParams(
-            central_num_iterations=ROUNDS, evaluation_frequency=ROUNDS, train_cohort_size=cohort, val_cohort_size=0
+            central_num_iterations=ROUNDS,
+            evaluation_frequency=ROUNDS,
+            train_cohort_size=COHORT[sys.argv[1]],
+            val_cohort_size=0,
         ),
         backend,
         model,
-        NNTrainHyperParams(
-            local_num_epochs=2 if speech else 1, local_learning_rate=0.1, local_batch_size=None if speech else 10
-        ),
+        NNTrainHyperParams(local_learning_rate=0.1, **trains),
         None,
         [Gated(gate)],
         send_metrics_to_platform=False,

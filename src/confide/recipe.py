@@ -33,11 +33,12 @@ from confide.retrieval.head import HeadSettings
 from confide.retrieval.settings import RetrievalSettings
 from confide.settings import Section, Unit, UnitName, nearest, read_override, read_yaml, to_yaml, validate
 from confide.speech.settings import SpeechSettings
+from confide.workloads.heads import QueriesSettings, StatesSettings
 from confide.workloads.tasks import MlpSettings, SpeechClientSettings, VectorSettings
 
 TaskSettings = Annotated[
     LogisticSettings | QuadraticSettings | SpeechSettings | RetrievalSettings | PythonTaskSettings
-    | MlpSettings | SpeechClientSettings | VectorSettings,
+    | MlpSettings | SpeechClientSettings | VectorSettings | StatesSettings | QueriesSettings,
     Field(discriminator="kind"),
 ]  # fmt: skip
 

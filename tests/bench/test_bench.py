@@ -16,9 +16,9 @@ import torch
 from confide.bench import compare, recipes, scaling
 from confide.bench.compare import Candidate, Measured
 from confide.bench.figures import draw_ratios, draw_scaling
-from confide.build import make_task
+from confide.build import make_task, make_trainer
 from confide.errors import UserError
-from confide.federated.cohort import part_size
+from confide.federated.cohort import Way, part_size
 from confide.federated.parameters import Layout
 from confide.runs.simulation import simulate
 
@@ -26,6 +26,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "mlp": {"users": 40, "distinct": 20, "width": 60, "hidden": 30, "examples": 12, "cohort": 7},
     "speech": {"users": 4, "utterances": 1, "frames": 60, "labels": 3, "layers": 1, "width": 16, "cohort": 2},
     "vector": {"users": 9, "parameters": 3001, "tensors": 7, "cohort": 3},
+    "states": {"users": 9, "distinct": 4, "utterances": 2, "frames": 20, "width": 16, "labels": 3, "cohort": 5},
+    "queries": {"users": 9, "width": 16, "documents": 3, "cohort": 9},
 }
 
 
@@ -42,7 +44,7 @@ def test_a_workload_is_a_task_like_any_other(name: str) -> None:
 
 def test_the_workloads_have_the_sizes_that_the_comparison_names() -> None:
     sizes = {}
-    for name in ("mlp", "speech", "vector"):
+    for name in (make.__name__ for make in recipes.MAKE.values()):
         recipe = getattr(recipes, name)(1)
         if name == "vector":
             assert (recipe.task.parameters, recipe.task.tensors) == (255_000_000, 300)
@@ -52,7 +54,38 @@ def test_the_workloads_have_the_sizes_that_the_comparison_names() -> None:
         sizes[name] = (len(task.examples), recipe.sampling.cohort, int(task.examples[0]), layout.size)
         if name == "mlp":
             assert part_size(task, recipe.local, layout) > 1  # the engine chose factors by itself
-    assert sizes == {"mlp": (1000, 100, 20, 784 * 128 + 128 + 128 * 10 + 10), "speech": (100, 16, 4, 1_163_695)}
+    assert sizes == {
+        "mlp": (1000, 100, 20, 784 * 128 + 128 + 128 * 10 + 10), "speech": (100, 16, 4, 1_163_695),
+        "states": (1560, 312, 3, 29 * 384 + 29), "queries": (4459, 4459, 1, 2 * 384 + 2),
+    }  # fmt: skip
+    assert list(recipes.MAKE) == list(compare.WORKLOADS)
+
+
+@pytest.mark.parametrize(
+    ("name", "way", "off"), [("mlp", "low rank", 1e-4), ("states", "short cut", 2e-6), ("queries", "low rank", 1e-4)]
+)
+def test_the_fast_way_of_a_workload_is_the_plain_one(name: str, way: Way, off: float) -> None:
+    """Bounded by the same rule, all users' updates add up to what training one after the other gives, in float32.
+
+    Norms of factors are rounded up, so that what low rank sends is a little shorter.
+    """
+    recipe = getattr(recipes, name)(1, **SMALL[name])
+    task = make_task(recipe.task, 0)
+    trainer = make_trainer(recipe)
+    draw, layout = np.random.default_rng(1), Layout.of(task.initial_parameters())
+    central = torch.from_numpy(draw.normal(size=layout.size).astype(np.float32)) / 4
+    users = np.arange(SMALL[name]["users"])
+    found, wanted = torch.zeros_like(central), torch.zeros_like(central)
+    tally = trainer.add_part(central, users, 0, found)
+    assert trainer.taken[way] == len(users)
+    loss = 0.0
+    for user in users:
+        one = trainer.plain.update(central, int(user), 0)
+        one.weighted_sum(trainer.bounder.factors(one.norms) / len(users), wanted)
+        loss += float(one.losses)
+    assert tally.loss == pytest.approx(loss, rel=1e-5)
+    assert wanted.norm() > 1e-3
+    assert float((found - wanted).norm() / wanted.norm()) < off
 
 
 def test_users_beyond_the_distinct_ones_repeat_their_data() -> None:
@@ -165,7 +198,7 @@ def test_the_command_writes_rows_raw_times_and_a_figure(
 
 
 def test_an_unknown_workload_or_system_is_refused(tmp_path: Path, command: Callable[..., tuple[int, str, str]]) -> None:
-    code, _, err = command("bench", "D", "--out", tmp_path)
-    assert (code != 0, "expected any of A, B, C and scaling" in err) == (True, True)
+    code, _, err = command("bench", "Z", "--out", tmp_path)
+    assert (code != 0, "expected any of A, B, C, D, E and scaling" in err) == (True, True)
     code, _, err = command("bench", "A", "--only", "tff", "--out", tmp_path)
     assert (code != 0, "expected pfl, flower, fedjax" in err) == (True, True)

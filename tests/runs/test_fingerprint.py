@@ -72,7 +72,7 @@ def test_one_changed_number_of_one_user_changes_the_digest(name: str) -> None:
 
 def test_workloads_without_a_digest_have_no_data_but_what_recipe_and_code_make() -> None:
     kinds = {each.model_fields["kind"].default: each for each in get_args(get_args(TaskSettings)[0])}
-    made = {"bench/mlp", "bench/speech", "bench/vector"}
+    made = {"bench/mlp", "bench/speech", "bench/vector", "bench/states", "bench/queries"}
     assert set(kinds) - made == {"convex/logistic", "convex/quadratics", "speech", "retrieval", "python"}
     draw = np.random.default_rng(0)
     for kind in sorted(made):

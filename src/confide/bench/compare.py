@@ -27,6 +27,8 @@ WORKLOADS = {
     "A": "many small clients: cohort 100, MLP 784-128-10, 2 local steps",
     "B": "a speech client: cohort 16, 4 blocks of width 144 with CTC, 2 local steps",
     "C": "a large model: difference, norms, clipping and addition of one client; noise once a round",
+    "D": "heads on kept states: cohort 312, 3 utterances of 80 states of width 384, linear CTC head, 1 local step",
+    "E": "retrieval's head: all of 4,459 users, one vector of width 384 each, 2 documents, 1 local step",
 }
 LONGEST = 600.0  # seconds that a candidate may take to start or for a round
 PEERS = ("pfl", "flower", "fedjax")
@@ -80,6 +82,7 @@ def candidates(workload: str, parameters: int) -> list[Candidate]:
             Candidate("flower", "", ("peers.flower_runner", workload, *size), "flower"),
         ]
     two = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
+    flower = [Candidate("flower", "", ("peers.flower_runner", workload), "flower")]
     fedjax = [Candidate("fedjax", "", ("peers.fedjax_runner", workload), "fedjax")]
     return [
         *(Candidate(OURS, f"{n} workers", (*ours, "--workers", str(n))) for n in (1, 2)),
@@ -87,7 +90,7 @@ def candidates(workload: str, parameters: int) -> list[Candidate]:
         Candidate("plain loop", "", (*floors, "plain")),
         Candidate("pfl", "1 process", ("peers.pfl_runner", workload), "pfl"),
         Candidate("pfl", "2 processes", (*two, "peers.pfl_runner", workload), "pfl"),
-        Candidate("flower", "", ("peers.flower_runner", workload), "flower"),
+        *(flower if workload in "AB" else []),
         *(fedjax if workload == "A" else []),
     ]
 

@@ -20,7 +20,7 @@ SIZES = ("cohort", "users", "parameters")
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("workload", choices=["A", "B", "C"])
+    options.add_argument("workload", choices=list(recipes.MAKE))
     options.add_argument("--workers", type=int, default=1)
     for name in SIZES:
         options.add_argument(f"--{name}", type=int)
@@ -29,9 +29,10 @@ def main() -> None:
     from confide.build import make_loop
     from confide.privacy.ledger import Ledger
 
-    make = {"A": recipes.mlp, "B": recipes.speech, "C": recipes.vector}[given.workload]
     more: dict[str, Any] = {n: value for n, value in vars(given).items() if n in SIZES and value}
-    loop = make_loop(make(STEPS, **more), lambda header: Ledger.create(None, header), given.workers)
+    loop = make_loop(
+        recipes.MAKE[given.workload](STEPS, **more), lambda header: Ledger.create(None, header), given.workers
+    )
     state = loop.start()
 
     def step() -> dict[str, float]:

@@ -14,8 +14,8 @@ _PRIVATE: dict[str, Any] = {
 }
 
 
-def _recipe(steps: int, cohort: int, task: dict[str, Any], local: dict[str, Any]) -> Recipe:
-    sampling = {"kind": "fixed", "cohort": cohort}
+def _recipe(steps: int, cohort: int, task: dict[str, Any], local: dict[str, Any], sampler: str = "fixed") -> Recipe:
+    sampling = {"kind": sampler, "cohort": cohort}
     return parse({"task": task, "sampling": sampling, "local": local, "run": {"steps": steps}, **_PRIVATE})
 
 
@@ -33,3 +33,18 @@ def speech(steps: int, cohort: int = 16, **task: Any) -> Recipe:
 def vector(steps: int, cohort: int = 4, **task: Any) -> Recipe:
     """C: one step that hardly trains, so that what is measured is what privacy costs."""
     return _recipe(steps, cohort, {"kind": "bench/vector", **task}, {"steps": 1, "learning_rate": 0.1})
+
+
+def states(steps: int, cohort: int = 312, **task: Any) -> Recipe:
+    """D: one step on all of a user's utterances."""
+    return _recipe(steps, cohort, {"kind": "bench/states", **task}, {"steps": 1, "learning_rate": 0.1})
+
+
+def queries(steps: int, cohort: int = 4459, **task: Any) -> Recipe:
+    """E: one step on a user's one query; everybody takes part, as in `retrieval/sms-private`."""
+    local = {"epochs": 1, "learning_rate": 0.1}
+    return _recipe(steps, cohort, {"kind": "bench/queries", **task}, local, "poisson")
+
+
+MAKE = {"A": mlp, "B": speech, "C": vector, "D": states, "E": queries}
+"""The recipe of each workload of `confide bench`."""

@@ -20,7 +20,8 @@ def bench(
     what: Annotated[
         list[str] | None,
         typer.Argument(
-            help="A (many small clients), B (a speech client), C (a large model), scaling; all unless given."
+            help="A (many small clients), B (a speech client), C (a large model), D (heads on kept states), "
+            "E (a head that retrieves), scaling; all unless given."
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Where rows, raw times and figures go.")] = Path("results/bench"),

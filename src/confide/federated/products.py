@@ -50,7 +50,7 @@ class _Linear(torch.autograd.Function):
         rows = gradient.reshape(-1, gradient.shape[-1])
         return (
             product(gradient, weight.T) if of_x else None,
-            _outer_products(rows, x.reshape(-1, x.shape[-1])) if of_weight else None,
+            outer_products(rows, x.reshape(-1, x.shape[-1])) if of_weight else None,
             rows.sum(dim=0) if of_bias else None,
         )
 
@@ -70,7 +70,8 @@ def add_product(gradient: Tensor, x: Tensor, into: Tensor) -> None:
         into.addmm_(gradient.T, x)
 
 
-def _outer_products(gradient: Tensor, x: Tensor) -> Tensor:
+def outer_products(gradient: Tensor, x: Tensor) -> Tensor:
+    """g' x, with g (rows, out) and x (rows, wide); it has no gradient."""
     return _onednn(gradient.T, x.T, None) if _worth_a_copy(gradient, x) else gradient.T @ x
 
 

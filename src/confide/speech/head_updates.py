@@ -8,6 +8,7 @@ of matrices for each user and layer gives that user's update: nobody's weights a
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,9 +19,27 @@ from torch.nn.utils.rnn import pad_sequence
 
 from confide.federated.local import LocalTraining
 from confide.federated.parameters import Layout
+from confide.federated.products import outer_products
 from confide.speech.pretrained import BIAS, head_input, hidden_units, logits_of, scaled
 
+_TOGETHER = 32  # users of a part: their states are in the cache, and workers have parts to share
 _LARGE = 1e30  # a factor from which on single precision does not do
+
+
+class _Kept(threading.local):
+    """Memory for the scaled states of a part: with new memory for every part, pages would be most of the time."""
+
+    held = torch.empty(0)
+
+    def rows(self, count: int, like: Tensor) -> Tensor:
+        """So many rows like those of a tensor, with anything in them, until the next call."""
+        wide = like.shape[-1]
+        if self.held.dtype != like.dtype or self.held.numel() < count * wide:
+            self.held = like.new_empty(count * wide)
+        return self.held[: count * wide].view(count, wide)
+
+
+_KEPT = _Kept()
 
 
 @dataclass
@@ -46,6 +65,12 @@ class HeadUpdates:
             total.add_(torch.mv(rows.T.to(kind), factor.to(kind)).to(total.dtype))
 
 
+def users_together(local: LocalTraining, most: int) -> int:
+    """How many users to give at a time, where nobody has more than `most` utterances; 0 if these are not one step."""
+    whole = local.batch_seconds is None and (local.batch_size or most) >= most
+    return _TOGETHER if whole and 1 in (local.steps, local.epochs) else 0
+
+
 def head_updates(
     parameters: Mapping[str, Tensor],
     states: Sequence[Tensor],  # of each utterance (frames, width)
@@ -58,17 +83,18 @@ def head_updates(
     layout = Layout.of(parameters)
     counts = torch.tensor(utterances)
     shares = torch.repeat_interleave(1.0 / counts, counts)  # of an utterance in the mean of its user
-    x = scaled(torch.cat(list(states)))  # (frames, width)
-    layers, losses = _output_gradients(parameters, x, [len(each) for each in states], targets, shares)
-    owners = torch.split(torch.tensor([len(each) for each in states]), list(utterances))
-    frames = [int(own.sum()) for own in owners]
+    lengths = [len(each) for each in states]
+    x = _KEPT.rows(sum(lengths), states[0])  # (frames, width)
+    for put, own in zip(torch.split(x, lengths), states, strict=True):
+        put.copy_(scaled(own))
+    layers, losses = _output_gradients(parameters, x, lengths, targets, shares)
+    frames = [int(own.sum()) for own in torch.split(torch.tensor(lengths), list(utterances))]
     gradients = torch.empty(len(counts), layout.size, dtype=x.dtype)
     views = [layout.views(row) for row in gradients]
     for name, gradient, given in layers:
         for view, own, put in zip(views, torch.split(gradient, frames), torch.split(given, frames), strict=True):
-            torch.mm(own.T, put, out=view[f"{name}.weight"])
-            torch.sum(own, dim=0, out=view[f"{name}.bias"])
-            view[f"{name}.bias"].mul_(BIAS)
+            view[f"{name}.weight"].copy_(outer_products(own, put))
+            torch.mul(own.sum(dim=0), BIAS, out=view[f"{name}.bias"])
     norms = torch.stack(
         [torch.linalg.vector_norm(p, dim=1, dtype=torch.float64) for p in torch.split(gradients, layout.sizes, dim=1)],
         1,

@@ -160,7 +160,8 @@ def initial_parameters(
 
 def scaled(states: Tensor) -> Tensor:
     """Each state with mean 0 and length 1."""  # (..., width)
-    return functional.layer_norm(states, states.shape[-1:]) / math.sqrt(states.shape[-1])
+    wide = states.shape[-1]
+    return functional.layer_norm(states, (wide,), states.new_full((wide,), 1 / math.sqrt(wide)))  # in one pass
 
 
 def _lower(bias: Tensor) -> Tensor:

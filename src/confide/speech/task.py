@@ -33,14 +33,12 @@ from confide.speech import model, together
 from confide.speech.augment import augment
 from confide.speech.corpora import read_corpus
 from confide.speech.corpus import Corpus, Skipped, count_by_reason
-from confide.speech.head_updates import head_updates
+from confide.speech.head_updates import head_updates, users_together
 from confide.speech.network import Pretrained, network_of
 from confide.speech.recogniser import Recogniser, pad_features, pad_targets
 from confide.speech.scores import error_counts
 from confide.speech.settings import SpeechSettings
 from confide.speech.store import FeatureStore, open_store
-
-_TOGETHER = 32  # users of a part that trains heads on kept states
 
 
 class Speech(BasicTask):
@@ -143,10 +141,8 @@ class Speech(BasicTask):
 
     def users_at_once(self, local: LocalTraining) -> int:
         """Many, where each takes one step of a head on all of its utterances."""
-        whole = local.batch_seconds is None and (local.batch_size or self._most) >= self._most
-        single = local.steps == 1 or local.epochs == 1
         head = isinstance(self.network, Pretrained) and self.network.parts is None
-        return _TOGETHER if head and whole and single else 0
+        return users_together(local, self._most) if head else 0
 
     def fast_updates(
         self, parameters: Mapping[str, Tensor], users: np.ndarray, local: LocalTraining, learning_rate: float

@@ -24,7 +24,7 @@ from confide.workloads import data
 TOKENS = 29
 
 
-class _Workload(BasicTask):
+class Workload(BasicTask):
     """What the workloads have in common."""
 
     metric = "loss"
@@ -57,7 +57,7 @@ class MlpSettings(TaskSection):
         return Mlp(self, seed)
 
 
-class Mlp(_Workload):
+class Mlp(Workload):
     """A: two linear layers with a ReLU between them."""
 
     name = "bench/mlp"
@@ -129,7 +129,7 @@ class SpeechClientSettings(TaskSection):
         return SpeechClient(self, seed)
 
 
-class SpeechClient(_Workload):
+class SpeechClient(Workload):
     """B: the package's own recogniser, without dropout."""
 
     name = "bench/speech"
@@ -188,7 +188,7 @@ class VectorSettings(TaskSection):
         return Vector(self, seed)
 
 
-class Vector(_Workload):
+class Vector(Workload):
     """C: as many parameters as are wanted, in equal tensors. The loss sees the first one only."""
 
     name = "bench/vector"
