@@ -69,6 +69,14 @@ def test_the_filter_of_gaussians_has_its_closed_form(event: Event) -> None:
     assert life.loss == pytest.approx(min(10 * a / 8 - math.log(1e-5 / len(ORDERS)) / (a - 1) for a in ORDERS))
 
 
+def test_a_fixed_cohort_is_charged_for_data_that_are_replaced() -> None:
+    """The sum moves by 2 C: without sampling that is a Gaussian of half the noise, and sampling never makes it more."""
+    whole, half = Event("fixed", 1.0, 12, 12, 4.0, 1.0), gaussian(2.0)
+    orders = (2.0, 4.0, 8.0, 16.0)
+    for cost, gaussian_cost in zip(renyi_cost(whole, orders), renyi_cost(half, orders), strict=True):
+        assert cost >= gaussian_cost * (1 - 1e-9)
+
+
 def test_what_is_used_grows_with_every_release_and_is_one_where_the_budget_ends() -> None:
     life, step = RenyiFilter(3.0, 1e-5), sampled(4.0)
     used = [life.used]
