@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tomllib
 import zipfile
 from collections.abc import Callable
-from importlib.metadata import version
+from importlib.metadata import Distribution, distribution, version
 from pathlib import Path
+from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from typer.main import get_command
 
 import confide
 from confide import errors
+from confide.cli import app
 from confide.commands.options import recipe_names
 from confide.errors import UserError
 
@@ -50,15 +56,45 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
-    code = f"import setuptools.build_meta as b; print(b.build_sdist({str(place)!r}))"
-    made = subprocess.run([sys.executable, "-c", code], cwd=copy, capture_output=True, text=True, timeout=300)
-    assert made.returncode == 0, made.stderr
-    sdist = place / made.stdout.split()[-1]
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--no-deps", "--no-build-isolation"]
-    words = [*pip, "--wheel-dir", str(place), str(sdist)]
+    words = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(place), str(copy)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return next(place.glob("*.whl"))
+
+
+def needed(requirements: list[str], found: dict[str, Distribution] | None = None) -> dict[str, Distribution]:
+    """What some requirements bring, with what that needs in turn, as it is installed here; no extras of ours."""
+    found = {} if found is None else found
+    for text in requirements:
+        wanted = Requirement(text)
+        name = canonicalize_name(wanted.name)
+        holds = wanted.marker is None or any(wanted.marker.evaluate({"extra": e}) for e in ("", *wanted.extras))
+        if holds and name not in found:
+            found[name] = distribution(wanted.name)
+            own = [line for line in found[name].requires or [] if "extra ==" not in line]
+            needed(own, found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def empty(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel in an environment that holds nothing but what the wheel says that it needs; the folder of programs.
+
+    Packages are linked from this environment, since a fresh torch alone would take longer than all of these tests.
+    """
+    place = tmp_path_factory.mktemp("empty") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True, timeout=300)
+    (site,) = place.glob("lib/python*/site-packages")
+    for each in needed(PROJECT["dependencies"]).values():
+        root = Path(str(each.locate_file("")))
+        for name in {file.parts[0] for file in each.files or [] if file.parts[0] not in ("..", "__pycache__")}:
+            if not (site / name).exists():
+                (site / name).symlink_to(root / name)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(place / "bin" / "python")]
+    for words in (["install", "--no-index", "--no-deps", str(wheel)], ["check"]):
+        done = subprocess.run([*pip, *words], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return place / "bin"
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +158,27 @@ def test_the_installed_wheel_trains_a_shipped_recipe_without_any_extra(site: Pat
 
 
 @pytest.mark.slow
+def test_the_wheel_works_where_there_is_nothing_but_what_it_says_it_needs(empty: Path, tmp_path: Path) -> None:
+    def run(*words: str) -> tuple[int, str, str]:
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run([*words], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+        return done.returncode, done.stdout, done.stderr
+
+    gone = [name for names in errors.MODULES.values() for name in names]
+    look = f"import importlib.util as u; print([n for n in {gone!r} if u.find_spec(n)])"
+    assert run(str(empty / "python"), "-c", look)[1].strip() == "[]"  # truly without any extra
+    train = ["train", "convex/digits", "--out", "run", "--set", "run.steps=5", "--set", "privacy.source=system"]
+    for words in (train, ["guarantee", "run"], ["publish", "run", "public"]):
+        code, _, err = run(str(empty / "confide"), *words)
+        assert code == 0, err
+    code, _, err = run(str(empty / "confide"), "export", "public", "--out", "model.onnx")
+    assert (code, err.strip()) == (
+        2, "writing ONNX needs onnx, onnxscript and onnxruntime, which are not installed; run `pip install "
+        "'confide[export]'`",
+    )  # fmt: skip
+
+
+@pytest.mark.slow
 def test_the_installed_package_is_the_one_that_runs(site: Path, tmp_path: Path) -> None:
     done = python("import confide; print(confide.__file__)", site, tmp_path)
     assert done.stdout.startswith(str(site))
@@ -138,6 +195,14 @@ def test_the_extras_bring_the_modules_that_are_asked_for_in_their_name() -> None
         assert {packages.get(module, module) for module in modules} <= names
     core = {re.split(r"[<>=]", line)[0] for line in PROJECT["dependencies"]}
     assert core.isdisjoint({"soundfile", "soxr", "jiwer", "transformers", "faiss-cpu", "matplotlib", "tensorboard"})
+
+
+def test_every_extra_that_a_text_names_is_declared_and_every_declared_one_is_named_where_it_is_missing() -> None:
+    declared, named = set(PROJECT["optional-dependencies"]), set(errors.MODULES)
+    for path in (ROOT / "src").rglob("*.py"):
+        named |= {extra for found in re.findall(r"confide\[([\w,]+)\]", path.read_text()) for extra in found.split(",")}
+    assert named <= declared
+    assert declared - named == {"dev", "docs", "ui"}  # for people who work on it, and one that joins two others
 
 
 @pytest.mark.parametrize(
@@ -169,6 +234,39 @@ def test_the_setup_and_the_readme_install_what_demo_and_tests_need() -> None:
     assert found is not None
     assert {"dev", *errors.MODULES} <= set(found[1].split(","))
     assert "confide[speech]" in (ROOT / "README.md").read_text()
+
+
+# Containers
+
+
+def test_the_container_of_the_demo_copies_what_is_there_and_runs_commands_that_exist() -> None:
+    """There is no container engine where tests run, so each line is held against what it refers to."""
+    text = (ROOT / "containers" / "demo.Dockerfile").read_text().replace("\\\n", " ")
+    lines = [line.partition(" ")[::2] for line in text.splitlines() if line and not line.startswith("#")]
+    for words in (rest.split() for kind, rest in lines if kind == "COPY"):
+        assert all((ROOT / name).exists() for name in words[:-1])
+    assert {"src", "pyproject.toml", "constraints.txt"} <= {
+        w for kind, rest in lines if kind == "COPY" for w in rest.split()
+    }
+    extras = {extra for found in re.findall(r"\.\[([\w,]+)\]", text) for extra in found.split(",")}
+    assert {"speech", "retrieval"} <= extras <= set(PROJECT["optional-dependencies"])
+    commands = [part for kind, rest in lines if kind in ("RUN", "CMD") for part in rest.split("&&")]
+    ours = [
+        shlex.split(part.strip().removeprefix("exec ")) for part in commands if "confide " in part.partition("-c")[0]
+    ]
+    called = [words[1:] for words in ours if words[0] == "confide"]
+    assert [words[0] for words in called] == ["encoder", "demo", "ui"]
+    for words in called:
+        command: Any = get_command(app)
+        context = command.make_context("confide", ["recipe"], resilient_parsing=True)
+        while hasattr(command, "commands"):
+            name, command, words = command.resolve_command(context, words)
+            context = context.__class__(command, info_name=name, parent=context)
+        command.make_context(name, list(words))  # refuses options that do not exist
+    port = re.search(r"--port (\d+)", text)
+    assert port is not None
+    assert f"EXPOSE {port[1]}" in text
+    assert f"127.0.0.1:{port[1]}:{port[1]}" in text  # published to this machine alone
 
 
 # Versions, completion, import

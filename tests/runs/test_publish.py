@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from huggingface_hub import ModelCard
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -22,7 +23,7 @@ from confide.privacy.budget import Budget
 from confide.privacy.guarantee import statement
 from confide.privacy.ledger import Ledger
 from confide.recipe import parse
-from confide.runs import checkpoint, folder, publish
+from confide.runs import card, checkpoint, folder, publish
 from confide.runs.card import Words
 from confide.runs.notes import read_notes
 from confide.runs.recording import LAYERS, METRICS, RELEASED, TIMES
@@ -279,8 +280,10 @@ def test_the_card_has_the_owners_words_and_the_statements(run: Path, tmp_path: P
     front, text = front_of(tmp_path / "out"), (tmp_path / "out" / "README.md").read_text()
     assert front == {
         "library_name": "confide", "tags": ["federated-learning", "differential-privacy"], "license": "apache-2.0",
-        "pipeline_tag": "tabular-classification",
+        "pipeline_tag": "tabular-classification", "metrics": ["accuracy"],
     }  # fmt: skip
+    read: Any = ModelCard(text).data  # by the hub's own reader
+    assert read.to_dict() == front
     stated = statement(Ledger.read(tmp_path / "out" / ledger.FILE))
     for said in (
         "Digits of 287 writers.",
@@ -290,6 +293,20 @@ def test_the_card_has_the_owners_words_and_the_statements(run: Path, tmp_path: P
     ):
         assert said in text
     assert f"protected unit | {stated.unit.name}" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "front"),
+    [
+        ("speech/words/private", {"language": ["en"], "metrics": ["wer"], "base_model": "openai/whisper-tiny.en"}),
+        ("retrieval/sms-head", {"metrics": ["accuracy"], "base_model": "sentence-transformers/all-MiniLM-L6-v2"}),
+    ],
+)
+def test_the_card_names_language_and_frozen_encoder_as_the_hub_does(name: str, front: dict[str, Any]) -> None:
+    found = card._front(for_others(recipe.load(name)), Words(), "a model", {})
+    assert found.items() >= front.items()
+    secret = recipe.load(name, [f"task.{'model.encoder' if 'speech' in name else 'encoder'}.source=/home/ann/own"])
+    assert "base_model" not in card._front(for_others(secret), Words(), "a model", {})
 
 
 def test_what_the_owner_does_not_say_is_said_to_be_unsaid(run: Path, tmp_path: Path) -> None:

@@ -135,6 +135,11 @@ def test_a_run_that_answers_nobody_is_refused_before_it_listens(tiny: str, tmp_p
         ModelServer(tmp_path / "run")
 
 
+def test_an_encoder_that_a_model_has_no_use_for_is_refused(run: Path) -> None:
+    with pytest.raises(UserError, match="was trained whole and has no encoder"):
+        ModelServer(run, encoder="whisper-tiny.en")
+
+
 def test_a_query_gets_documents(left_run: LeftRun, tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     task = {
         "kind": "retrieval", "encoder": {"source": str(tiny_model("masked")), "pooling": "mean"}, "method": "head",
@@ -142,6 +147,8 @@ def test_a_query_gets_documents(left_run: LeftRun, tiny_model: Callable[..., Pat
         "cache": str(tmp_path / "states"),
     }  # fmt: skip
     run = left_run(tmp_path / "run", task)
+    with pytest.raises(UserError, match="--encoder minilm: is for speech"):
+        ModelServer(run, encoder="minilm")
     with running(ModelServer(run)) as server:
         status, found = ask(server, "/retrieve", "POST", json.dumps({"query": "the light", "k": 2}).encode())
         wanted = confide.retrieve(run, "the light", k=2)

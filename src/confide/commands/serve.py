@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from confide.commands.options import FinishedRun
+from confide.commands.options import EncoderPlace, FinishedRun
 from confide.errors import UserError
 
 
@@ -21,6 +21,7 @@ def serve(
         Path | None, typer.Option(help="Certificate (and chain) as PEM, for TLS.", show_default=False)
     ] = None,
     key: Annotated[Path | None, typer.Option(help="Its private key as PEM.", show_default=False)] = None,
+    encoder: EncoderPlace = None,
 ) -> None:
     """Answer programs over HTTP with the model of a finished run: recordings to transcripts, queries to documents.
 
@@ -44,7 +45,7 @@ def serve(
 
         tls = tls_context(cert, key)
     given = os.environ.get(TOKEN)
-    server = ModelServer(run, host, port, given, tls)
+    server = ModelServer(run, host, port, given, tls, encoder)
     path = "/transcribe" if server.kind == "speech" else "/retrieve"
     print(f"POST {server.url}{path} (Ctrl-C ends it)", flush=True)
     if server.token is not None and given is None:

@@ -57,7 +57,7 @@ def retrieve(run: Path, query: str, k: int) -> list[RetrievedDocument]:
     return found
 
 
-def open_model(run: Path) -> str:
+def open_model(run: Path, encoder: str | None = None) -> str:
     """Open the model of a finished run, so that its first answer does not wait for it; the kind of its task."""
     from confide.runs.library import open_run
     from confide.runs.recogniser import load_recogniser
@@ -65,15 +65,17 @@ def open_model(run: Path) -> str:
     kind = folder.held_recipe(run).task.kind
     if kind not in ("speech", "retrieval"):
         raise UserError(f"{run} holds a run of {kind}, which answers nobody; give one of speech or retrieval")
+    if encoder is not None and kind != "speech":
+        raise UserError(f"--encoder {encoder}: is for speech, and {run} is of task {kind}; drop it")
     with _using:
         if kind == "speech":
-            _opened(load_recogniser, run, None, None).transcribe(np.full(1600, 0.1, dtype=np.float32))
+            _opened(load_recogniser, run, None, encoder).transcribe(np.full(1600, 0.1, dtype=np.float32))
         else:
             _opened(open_run, run, True)
     return kind
 
 
-def heard(run: Path, sound: bytes, filename: str) -> dict[str, Any]:
+def heard(run: Path, sound: bytes, filename: str, encoder: str | None = None) -> dict[str, Any]:
     """What a recording that somebody sent says, as JSON; its ending tells the format."""
     from confide.runs.recogniser import load_recogniser
     from confide.speech.corpus import Undecodable, read_file
@@ -82,7 +84,7 @@ def heard(run: Path, sound: bytes, filename: str) -> dict[str, Any]:
     if suffix not in AUDIO:
         raise UserError(f"{suffix or 'a file without an ending'}: expected one of {_ENDINGS}")
     with _using, tempfile.NamedTemporaryFile(suffix=suffix) as file:
-        recogniser = _opened(load_recogniser, run, None, None)
+        recogniser = _opened(load_recogniser, run, None, encoder)
         file.write(sound)
         file.flush()
         began = time.perf_counter()

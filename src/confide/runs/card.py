@@ -17,6 +17,7 @@ from confide.privacy.accountant import shown
 from confide.privacy.guarantee import Statement
 from confide.recipe import Recipe
 from confide.retrieval.settings import RetrievalSettings
+from confide.runs.notes import described
 from confide.runs.shared_recipe import PLACEHOLDER
 from confide.settings import to_yaml
 from confide.speech.settings import SpeechSettings
@@ -28,6 +29,8 @@ _KINDS = {
     "convex/logistic": "tabular-classification",
 }
 """The hub's words for tasks."""
+_METRICS = {"speech": "wer", "retrieval": "accuracy", "convex/logistic": "accuracy"}
+"""And for what they are judged by."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ def write(
         _encoder(recipe, encoder),
         f"## Data\n\n{words.data or NOT_SAID}",
         f"## Intended use\n\n{words.use or NOT_SAID}",
+        _how(recipe),
         _guarantee(stated),
         _figures(recipe, figures, spread),
         _tests(tests),
@@ -75,6 +79,10 @@ def _front(recipe: Recipe, words: Words, name: str, tests: Mapping[str, float]) 
     front: dict[str, Any] = {"library_name": "confide", "tags": ["federated-learning", "differential-privacy"]}
     front |= {"license": words.license} if words.license else {}
     front |= {"pipeline_tag": kind} if kind else {}
+    front |= {"metrics": [_METRICS[recipe.task.kind]]} if recipe.task.kind in _METRICS else {}
+    language, base = described(recipe).get("language"), _base(recipe)
+    front |= {"language": [language]} if language else {}
+    front |= {"base_model": base} if base else {}
     if tests:
         result = {
             "task": {"type": kind or "other"},
@@ -94,23 +102,48 @@ def _model(recipe: Recipe, tensors: Mapping[str, Tensor]) -> str:
     )
 
 
+def _source(recipe: Recipe) -> str:
+    """Where the recipe has its frozen encoder from."""
+    task = recipe.task
+    if isinstance(task, SpeechSettings):
+        return PLACEHOLDER if task.model.encoder is None else task.model.encoder.source
+    return task.encoder.source if isinstance(task, RetrievalSettings) else PLACEHOLDER
+
+
+def _base(recipe: Recipe) -> str | None:
+    """The hub's name of the frozen encoder, where it has one."""
+    from confide.encoders.presets import PRESETS
+
+    source = _source(recipe)
+    if source in PRESETS:
+        return PRESETS[source].model
+    return source if source.count("/") == 1 else None
+
+
 def _encoder(recipe: Recipe, digest: str | None) -> str:
     """Which frozen encoder the tensors belong to, and how to get it."""
     if digest is None:
         return ""
     from confide.encoders.presets import PRESETS
 
-    task, source = recipe.task, PLACEHOLDER
-    if isinstance(task, SpeechSettings) and task.model.encoder is not None:
-        source = task.model.encoder.source
-    elif isinstance(task, RetrievalSettings):
-        source = task.encoder.source
+    source = _source(recipe)
     named = "which was a folder of the owner's" if source == PLACEHOLDER else f"`{source}`"
     how = f"{PRESETS[source].command} fetches it. " if source in PRESETS else ""
     return (
         f"It is of no use alone: it was trained on a frozen encoder, {named}, whose digest begins with {digest[:16]}. "
         f"{how}Another encoder is refused."
     )
+
+
+def _how(recipe: Recipe) -> str:
+    """How to use it, with this folder as PUBLIC."""
+    if recipe.task.kind not in _KINDS:
+        return ""
+    lines = {
+        "speech": "confide transcribe PUBLIC recording.wav    # text; --json has times and confidences of words\n"
+        "confide serve PUBLIC                       # over HTTP\n"
+    }.get(recipe.task.kind, "")
+    return f"## How to use it\n\n```bash\n{lines}confide export PUBLIC --out model.onnx     # for other programs\n```"
 
 
 def _guarantee(stated: Statement) -> str:

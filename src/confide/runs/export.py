@@ -27,7 +27,6 @@ import torch
 from torch import Tensor, nn
 
 from confide.convex.logistic import LogisticSettings
-from confide.encoders.remote import RemoteEncoder, open_encoder
 from confide.errors import UserError, require
 from confide.federated.start import held_encoder
 from confide.randomness import generator
@@ -157,6 +156,8 @@ def _retrieval(run: Path, task: RetrievalSettings, seed: int, source: str | None
             "--encoder with a preset, a transformers folder or owner/name"
         )
     require("retrieval", "retrieval")
+    from confide.encoders.remote import RemoteEncoder, open_encoder  # they need the extra
+
     task = task.model_copy(update={"encoder": named})
     encoder = open_encoder(named)
     if isinstance(encoder, RemoteEncoder):

@@ -45,10 +45,10 @@ class ModelServer(WebServer):
 
     def __init__(
         self, run: Path, host: str = "127.0.0.1", port: int = 0, token: str | None = None,
-        tls: ssl.SSLContext | None = None,
+        tls: ssl.SSLContext | None = None, encoder: str | None = None,
     ) -> None:  # fmt: skip
-        self.run_folder, self.token = run, token_for(host, token, TOKEN)
-        self.kind = answering.open_model(run)
+        self.run_folder, self.token, self.encoder = run, token_for(host, token, TOKEN), encoder
+        self.kind = answering.open_model(run, encoder)
         one = ("/transcribe", self._transcribe) if self.kind == "speech" else ("/retrieve", self._retrieve)
         routes = [route("POST", *one), route("GET", "/about", self._about), route("GET", "/health", self._health)]
         explain = dict.fromkeys((UserError, ModuleNotFoundError), explain_mistake)
@@ -78,7 +78,7 @@ class ModelServer(WebServer):
         kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
         name = request.query_params.get("file") or f"sent{_ENDINGS.get(kind, '')}"
         sound = await read_body(request, MOST_SOUND)
-        return Json(await run_in_threadpool(answering.heard, self.run_folder, sound, name))
+        return Json(await run_in_threadpool(answering.heard, self.run_folder, sound, name, self.encoder))
 
     async def _retrieve(self, request: Request) -> Response:
         try:
