@@ -188,7 +188,7 @@ def test_an_encoder_for_a_model_that_has_none_is_refused(tiny: str, tmp_path: Pa
 def test_the_page_tries_it_and_its_report_is_written(run: Path, published: Path, encoder: Path) -> None:
     shelf = Shelf(run.parent)
     said = shelf.transcribe(run.name, (run.parent / "said.wav").read_bytes(), "said.wav")
-    assert said["seconds"] == pytest.approx(9_000 / 16_000)
+    assert said["seconds"] == pytest.approx(9_000 / 16_000, abs=0.001)
     assert "simulated speaker" in shelf.report(run.name)
     assert run.name in {row["name"] for row in shelf.listing()}
     with pytest.raises(UserError, match="expected --encoder"):
