@@ -52,6 +52,25 @@ class Loopback:
         self.server = self.confide("deploy", "server", recipe, *place, *words, log="server")
         return self.server
 
+    def relay(self, recipe: object, users: Sequence[int], *words: object) -> ForkServerProcess:
+        """Start a relay for the last users, with keys in `folder/below`, or start it again; `below` starts clients."""
+        place = self.folder / "below"
+        if not place.exists():
+            keys.add(self.folder / "keys", "relay", users)
+            keys.make(place, len(users), ["127.0.0.1"], first=users[0])
+            self.below_port = free_port()
+        up = ("--server", f"127.0.0.1:{self.port}", "--ca", self.folder / "keys" / keys.CA)
+        own = ("--key", self.folder / "keys" / "relay", "--keys", place, "--listen", f"127.0.0.1:{self.below_port}")
+        return self.confide("deploy", "relay", recipe, *up, *own, "--wait-for", len(users), *words, log="relay")
+
+    def below(self, number: int, user: int) -> ForkServerProcess:
+        """Start a client of the relay."""
+        place, address = self.folder / "below", f"127.0.0.1:{self.below_port}"
+        policy = self.policy(user, servers=[{"address": address, "authority": keys.fingerprint(place / keys.CA)}])
+        own = ("--ca", place / keys.CA, "--key", place / f"client-{number}", "--policy", policy, "--user", user)
+        self.clients[user] = self.confide("deploy", "client", "--server", address, *own, log=f"client-{user}")
+        return self.clients[user]
+
     def policy(self, number: int, **decided: object) -> Path:
         """Write a client's policy: it takes part in everything, but for what is given."""
         path = self.folder / f"policy-{number}.yaml"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from confide.deploy import keys
-from support.loopback import Loopback, free_port
+import deploy_kills
+from support.loopback import Loopback
 
 RECIPE = """\
 task: {kind: convex/quadratics, users: 3, dimension: 6, rank: 3}
@@ -37,21 +37,25 @@ def test_a_relay_over_tls_gives_the_model_of_none_byte_for_byte(tmp_path: Path) 
         flat.serve(recipe, "--wait-for", 3, "--minimum", 1)
         flat.finish()
     with Loopback(tmp_path / "tree", 1) as here:
-        keys.add(here.folder / "keys", "relay", [1, 2])
-        below, port = here.folder / "below", free_port()
-        keys.make(below, 2, ["127.0.0.1"], first=1)
-        up = ("--server", f"127.0.0.1:{here.port}", "--ca", here.folder / "keys" / keys.CA)
-        own = ("--key", here.folder / "keys" / "relay", "--keys", below, "--listen", f"127.0.0.1:{port}")
-        here.confide("deploy", "relay", recipe, *up, *own, "--wait-for", 2, log="relay")
+        here.relay(recipe, [1, 2])
         here.client(0, [0])
-        server = {"address": f"127.0.0.1:{port}", "authority": keys.fingerprint(below / keys.CA)}
         for number in range(2):
-            to = ("--server", f"127.0.0.1:{port}", "--ca", below / keys.CA, "--key", below / f"client-{number}")
-            policy = here.policy(number + 1, servers=[server])
-            user = ("--policy", policy, "--user", number + 1)
-            here.confide("deploy", "client", *to, *user, log=f"client-{number + 1}")
+            here.below(number, number + 1)
         here.serve(recipe, "--wait-for", 3, "--minimum", 1)
         here.finish()
         said = here.log("server").read_text()
         assert "node relay joined for users 1, 2" in said
     assert model(flat.run) == model(here.run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["relay", "client of the relay"])
+def test_a_relay_or_its_client_that_is_killed_and_started_again_leaves_the_model_as_it_is(
+    role: str, tmp_path: Path
+) -> None:
+    straight = deploy_kills.run(tmp_path / "straight", "central", 10)
+    ending = deploy_kills.run(tmp_path / "killed", "central", 10, role, straight.seconds / 2)
+    assert ending.killed
+    assert ending.steps == 10
+    assert ending.under_counts == 0
+    assert ending.model == straight.model
