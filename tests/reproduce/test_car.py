@@ -115,6 +115,14 @@ def test_search_is_scored_without_training(base: str) -> None:
     assert 0 <= found["accuracy"] <= 100
 
 
+def test_table_2_claims_that_clients_at_once_are_faster_and_lose_little() -> None:
+    def row(clients: int, accuracy: float, speed_up: float | str, noise: str = "none") -> dict[str, Any]:
+        return {"method": HEAD, "clients": clients, "noise": noise, "accuracy": accuracy, "speed_up": speed_up}
+
+    found = car._claims("table2", [row(1, 98.6, ""), row(2, 98.7, 1.9), row(3, 98.0, 0.9), row(2, 90.0, "", "fixed")])
+    assert [(one["value"], one["holds"]) for one in found] == [(1.9, True), (-0.1, True), (0.9, False), (0.6, False)]
+
+
 def test_claims_are_those_of_the_numbers() -> None:
     rows = [
         {"method": method, "accuracy": value} for method, value in zip(METHODS, (60.0, 96.0, 97.5, 98.6), strict=True)

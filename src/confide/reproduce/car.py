@@ -290,6 +290,8 @@ def _claims(what: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 lost = central - score[method, scenario]
                 found.append(claim(f"{method}: points that {scenario} loses", lost, points, lost <= points))
         return found
+    if what == "table2":
+        return _together_claims(rows)
     if what == "table3":
         return [claim(row["scenario"], row["accuracy"], 88.0, row["accuracy"] >= 88) for row in rows[:2]]
     if what == "figure7":
@@ -299,6 +301,18 @@ def _claims(what: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             for row in rows
         ]  # fmt: skip
     return []
+
+
+def _together_claims(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """That several clients at once are sooner through than one, and lose at most half a point."""
+    plain = {(row["method"], row["clients"]): row for row in rows if row["noise"] == "none"}
+    found = []
+    for (method, clients), row in plain.items():
+        if clients > 1:
+            sooner, lost = row["speed_up"], round(plain[method, 1]["accuracy"] - row["accuracy"], 2)
+            found.append(claim(f"{method}: {clients} clients at once are faster than one", sooner, 1.0, sooner > 1))
+            found.append(claim(f"{method}: points that {clients} clients lose", lost, 0.5, lost <= 0.5))
+    return found
 
 
 def _text(
