@@ -54,7 +54,7 @@ def test_another_seed_is_not_called_better(runs: dict[str, Path], command: Comma
     found = document(command, runs["good"], runs["twin"])
     (pair,) = found["pairs"]
     assert not pair["real"]
-    assert pair["verdict"] == "no real difference between good and twin"
+    assert pair["verdict"] == "no difference is shown between good and twin"
     assert found["recipes"] == {"run.seed": ["0", "1"]}
     assert any("several seeds" in note for note in found["notes"])
 

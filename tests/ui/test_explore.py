@@ -25,10 +25,10 @@ from confide.ui.shelf import Shelf
 
 pytestmark = pytest.mark.usefixtures("no_figures_here")
 SCREENS = {
-    "wide-light": (1200, "light"),
-    "wide-dark": (1200, "dark"),
-    "phone-light": (390, "light"),
-    "phone-dark": (390, "dark"),
+    "wide-light": (1400, "light"),
+    "wide-dark": (1400, "dark"),
+    "phone-light": (420, "light"),
+    "phone-dark": (420, "dark"),
 }
 
 
@@ -170,6 +170,76 @@ def test_runs_are_chosen_and_compared_by_keyboard(page: Any, server: Server) -> 
     page.get_log("browser")
 
 
+def names(page: Any) -> list[str]:
+    script = "return [...document.querySelectorAll('#runs tbody input')].map((box) => box.dataset.run)"
+    return list(page.execute_script(script))
+
+
+def test_runs_are_sorted_and_filtered_and_say_rule_date_and_delta(page: Any, server: Server) -> None:
+    page.get(f"{server.url}#runs")
+    until(lambda: len(names(page)) == 4)
+    page.execute_script("document.querySelector('#runs button[data-key=name]').click()")
+    assert names(page) == ["digits-0", "digits-1", "retrieval", "speech"]
+    page.execute_script("document.querySelector('#runs button[data-key=name]').click()")
+    assert names(page) == ["speech", "retrieval", "digits-1", "digits-0"]
+    page.execute_script("document.querySelector('#runs button[data-key=epsilon]').click()")
+    assert names(page)[:2] in (["digits-0", "digits-1"], ["digits-1", "digits-0"]), "no epsilon comes last"
+    script = "const e = document.getElementById('find'); e.value = arguments[0]; e.dispatchEvent(new Event('input'));"
+    page.execute_script(script, "digits normalise finished")
+    assert sorted(names(page)) == ["digits-0", "digits-1"]
+    row = page.execute_script("return document.querySelector('#runs tbody tr').textContent")
+    assert "normalise" in row
+    assert "0.00001" in row
+    assert "moderate" in row
+    page.execute_script(script, "nothing is called so")
+    assert names(page) == []
+
+
+@pytest.mark.parametrize(("what", "low", "high"), [("noise_multiplier", 0.3, 1.0), ("rounds", 1001, 99_999)])
+def test_epsilon_is_fixed_and_the_rest_is_found(page: Any, what: str, low: float, high: float) -> None:
+    until(lambda: text(page, "epsilon") != "…")
+    script = (
+        "document.getElementById('target').value = '2'; document.getElementById('solve-for').value = arguments[0];"
+        "document.getElementById('solve').click()"
+    )
+    page.execute_script(script, what)
+    until(lambda: text(page, "solve-said").startswith(what.replace("_", " ")))
+    value = float(page.execute_script(f"return document.getElementById('n-{what}').value"))
+    assert low < value < high
+    until(lambda: (shown := text(page, "epsilon")).startswith(("1.9", "2")) and shown)
+    key = {"noise_multiplier": "noise_multiplier", "rounds": "steps"}[what]
+    assert f"{key}: {value:g}" in text(page, "lines")
+
+
+def test_a_page_leads_back_and_unlike_epsilons_are_warned_of(page: Any, server: Server) -> None:
+    from selenium.webdriver.common.by import By
+
+    page.get(f"{server.url}compare?run=digits-0&run=digits-1")
+    until(lambda: page.find_elements(By.ID, "verdicts"))
+    cells = page.execute_script("return [...document.querySelectorAll('#verdicts td')].map((c) => c.textContent)")
+    assert cells[0] == cells[3] == ""
+    assert cells[1] == "not shown" or cells[1].startswith(("better by", "worse by"))
+    page.find_element(By.CSS_SELECTOR, ".back a").click()
+    until(lambda: page.current_url.endswith("#runs"))
+    page.get(f"{server.url}compare?run=digits-0&run=speech")
+    until(lambda: "spent unlike epsilons" in page.find_element(By.TAG_NAME, "main").text)
+
+
+def test_the_worst_utterances_stand_on_the_page_with_reference_and_answer(page: Any, server: Server) -> None:
+    from selenium.webdriver.common.by import By
+
+    page.get(f"{server.url}report?run=speech")
+    until(lambda: page.find_elements(By.ID, "worst"))
+    order = page.execute_script("return [...document.querySelectorAll('h2[id]')].map((h) => h.id)")
+    assert order.index("curves") < order.index("worst") < order.index("groups")
+    assert order.index("groups") < order.index("tensors") < order.index("time")
+    assert not page.execute_script("return document.querySelector('#tensors + details').open")
+    first = page.execute_script(
+        "return [...document.querySelector('#worst ~ .wrap tbody tr').cells].map((c) => c.textContent)"
+    )
+    assert first[0] != first[1]
+
+
 def test_a_report_opens_from_the_listing(page: Any, server: Server) -> None:
     from selenium.webdriver.common.by import By
 
@@ -271,7 +341,8 @@ def test_every_view_fits_its_screen_and_can_be_looked_at(page: Any, server: Serv
         page.get(server.url + view)
         until(partial(page.execute_script, ready))
         assert page.execute_script("return document.documentElement.scrollWidth") <= width
-        picture = base64.b64decode(page.execute_cdp_cmd("Page.captureScreenshot", {})["data"])
+        whole = {"captureBeyondViewport": True} if kept else {}
+        picture = base64.b64decode(page.execute_cdp_cmd("Page.captureScreenshot", whole)["data"])
         assert picture[:8] == b"\x89PNG\r\n\x1a\n"
         if kept:
             name = view.strip("#").partition("?")[0]

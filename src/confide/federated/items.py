@@ -49,6 +49,8 @@ class Items:
     counts: np.ndarray  # (items,) float64
     sizes: np.ndarray  # (items,) float64
     test: str
+    worst: tuple[tuple[str, str, str, float], ...] = ()
+    """Items that were answered worst: group, what was right, what was answered, and the metric of the item alone."""
 
     def __post_init__(self) -> None:
         if not len(self.groups) == len(self.counts) == len(self.sizes) > 0:
@@ -90,13 +92,14 @@ class Items:
     def to_json(self) -> dict[str, Any]:
         order = ("metric", "better", "scale", "group", "clustered", "test", "names")
         arrays = {"groups": self.groups.tolist(), "counts": _short(self.counts), "sizes": _short(self.sizes)}
-        return {name: vars(self)[name] for name in order} | arrays
+        return {name: vars(self)[name] for name in order} | arrays | ({"worst": self.worst} if self.worst else {})
 
     @staticmethod
     def from_json(document: dict[str, Any]) -> Items:
         kinds = {"groups": np.int64, "counts": np.float64, "sizes": np.float64}
         arrays = {key: np.array(document[key], dtype=kind) for key, kind in kinds.items()}
-        return Items(**{**document, **arrays, "names": tuple(document["names"])})
+        worst = tuple((str(a), str(b), str(c), float(d)) for a, b, c, d in document.get("worst", ()))
+        return Items(**{**document, **arrays, "names": tuple(document["names"]), "worst": worst})
 
 
 def number_names(names: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray]:

@@ -22,12 +22,13 @@ def write_page(path: Path, found: Comparison) -> Path:
     return path
 
 
-def render(found: Comparison) -> str:
+def render(found: Comparison, home: str = "") -> str:
     title = "Comparison: " + ", ".join(run.name for run in found.runs)
     notes = "".join(f"<p class=note>{html.escape(note[0].upper() + note[1:])}.</p>" for note in found.notes)
     body = [
         f"<h1>{html.escape(title)}</h1>",
         _runs(found),
+        *_matrix(found),
         *_pairs(found),
         notes,
         *_recipes(found),
@@ -36,7 +37,7 @@ def render(found: Comparison) -> str:
         "</div>",
         *_groups(found),
     ]
-    return document(title, body)
+    return document(title, body, home)
 
 
 def _runs(found: Comparison) -> str:
@@ -74,6 +75,31 @@ def _whisker(run: ComparedRun, low: float, high: float) -> str:
     return f"<svg width=140 height=16 aria-hidden=true>{line}<circle class=bar cx={c:.1f} cy=8 r=4 /></svg>"
 
 
+def _matrix(found: Comparison) -> list[str]:
+    """Run against run: what the row is beside the column, or that a difference is not shown."""
+    if not found.pairs:
+        return []
+    said = {}
+    for pair in found.pairs:
+        both, kinds = found.words_of(pair)
+        said[pair.first, pair.second] = (both[0], kinds[0])
+        said[pair.second, pair.first] = (both[1], kinds[1])
+    heads = "".join(f"<th scope=col>{html.escape(run.name)}</th>" for run in found.runs)
+    rows = []
+    for i, run in enumerate(found.runs):
+        cells = []
+        for j in range(len(found.runs)):
+            words, kind = ("", "") if i == j else said.get((i, j), ("not comparable", "soft"))
+            cells.append(f"<td class='{kind}'>{html.escape(words)}</td>")
+        rows.append(f"<tr class=c{i % 8}><th scope=row>{_DOT}{html.escape(run.name)}</th>{''.join(cells)}</tr>")
+    return [
+        "<h2>Verdicts</h2><p class=soft>How the run of a row is beside the run of a column. A difference that is "
+        "&ldquo;not shown&rdquo; may be there: these test items do not show it.</p>",
+        f"<div class=scroll><table id=verdicts><thead><tr><th></th>{heads}</tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table></div>",
+    ]
+
+
 def _pairs(found: Comparison) -> list[str]:
     if not found.pairs:
         return []
@@ -82,7 +108,7 @@ def _pairs(found: Comparison) -> list[str]:
             found.verdict(pair), (pair.difference.value, f"{pair.difference.value:+.4g}"),
             (pair.difference.low, f"{pair.difference.low:+.4g} to {pair.difference.high:+.4g}"),
             (pair.p, f"{pair.p:.3g}"),
-            "real" if pair.real else "not shown to be real",
+            "yes" if pair.real else "not shown",
         ]
         for pair in found.pairs
     ]  # fmt: skip
@@ -117,22 +143,28 @@ def _charts(found: Comparison) -> list[Chart]:
         for start, own in zip(began, records, strict=True)
     ]
 
+    lengths = {run.summary["steps"] for run in found.runs}
+    axis = "step" if len(lengths) == 1 else "% of the run"  # of runs of unlike lengths the same share is compared
+
+    def at(run: ComparedRun, step: float) -> float:
+        return step if len(lengths) == 1 else 100 * step / run.summary["steps"]
+
     def lines(name: str, kept: list[list[dict[str, Any]]] = records) -> list[Line]:
         known = [[r for r in own if r.get(name) is not None] for own in kept]
         return [
-            Line(run.name, [float(r["step"]) for r in own], [r[name] for r in own], place)
+            Line(run.name, [at(run, float(r["step"])) for r in own], [r[name] for r in own], place)
             for place, (run, own) in enumerate(zip(found.runs, known, strict=True))
         ]
 
     metrics = dict.fromkeys(run.metric for run in found.runs)
     return [
         *(
-            Chart(in_words(metric), "Of the central model on the test set.", lines(metric, scores))
+            Chart(in_words(metric), "Of the central model on the test set.", lines(metric, scores), x=axis)
             for metric in metrics
         ),
-        Chart("loss of the cohort", "Mean loss of the users, before they train.", lines("loss")),
-        Chart("privacy spent", "Epsilon so far.", lines("epsilon"), log=True),
-        Chart("signal-to-noise ratio", "Aggregate over noise.", lines("snr"), log=True),
+        Chart("loss of the cohort", "Mean loss of the users, before they train.", lines("loss"), x=axis),
+        Chart("privacy spent", "Epsilon so far.", lines("epsilon"), x=axis, log=True),
+        Chart("signal-to-noise ratio", "Aggregate over noise.", lines("snr"), x=axis, log=True),
     ]
 
 

@@ -24,10 +24,8 @@ from confide.runs.folder import mechanism_for
 TARGET = SCALE["moderate"]
 
 
-def headline(recipe: Recipe, summary: dict[str, Any] | None, items: Items | None, stated: Statement | str) -> str:
+def headline(recipe: Recipe, summary: dict[str, Any], items: Items | None, stated: Statement | str) -> str:
     """The cards and the promise; `stated` is the run's statement, or why there is none."""
-    if summary is None:
-        return "<p class=note>This run is not finished. What is below is what it has recorded so far.</p>"
     if isinstance(stated, str):
         spent, promise = card("privacy spent: epsilon", "not known"), f"<p class=note>{html.escape(stated)}</p>"
     else:

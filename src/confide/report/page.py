@@ -14,18 +14,20 @@ from confide.privacy.guarantee import Statement
 from confide.recipe import Recipe
 from confide.report import guarantee, sections
 from confide.report.headline import headline
-from confide.report.shell import document, facts
+from confide.report.shell import card, document, facts
 from confide.runs import beginning
 from confide.runs.comparison import main_metric
 from confide.runs.folder import METRICS, TIMES
 from confide.runs.stated import stated
+from confide.runs.watch import Watched, busy, duration
 
 FILE = "report.html"
 _PLACES = {
-    "guarantee": "Guarantee",
     "curves": "Curves",
-    "tensors": "Tensors",
+    "worst": "Worst answers",
     "groups": "Results",
+    "guarantee": "Guarantee",
+    "tensors": "Tensors",
     "time": "Time",
     "again": "Again",
 }
@@ -38,8 +40,8 @@ def write_report(folder: Path, recipe: Recipe, summary: dict[str, Any] | None) -
     return path
 
 
-def render(folder: Path, recipe: Recipe, summary: dict[str, Any] | None) -> str:
-    """The page, from what the folder holds now."""
+def render(folder: Path, recipe: Recipe, summary: dict[str, Any] | None, home: str = "") -> str:
+    """The page, from what the folder holds now; with `home`, the address of the page that lists runs, it leads back."""
     records = read_json_lines(folder / METRICS)
     if not records:
         raise UserError(f"{folder / METRICS} has no step in it yet; there is nothing to draw")
@@ -48,12 +50,13 @@ def render(folder: Path, recipe: Recipe, summary: dict[str, Any] | None) -> str:
     title = f"{recipe.task.kind}: {folder.resolve().name}"
     promised = _stated(folder)
     body = [
-        *guarantee.section(promised),
         *sections.curves(records, recipe, metric, {} if (began := beginning.read(folder)) is None else began.metrics),
-        *sections.tensors(folder),
+        *sections.worst(items),
         *sections.groups(items),
         "<p class=note>Curves and tables come from the users' and the test data and are <b>not</b> covered by the "
         "privacy guarantee. Only the final model is.</p>",
+        *guarantee.section(promised),
+        *sections.tensors(folder),
         *sections.times(records, read_json_lines(folder / TIMES)),
         *sections.again(folder, recipe, summary),
     ]
@@ -62,11 +65,30 @@ def render(folder: Path, recipe: Recipe, summary: dict[str, Any] | None) -> str:
     head = [
         f"<h1>{html.escape(title)}</h1><p class=sub>{html.escape(recipe.description)}</p>",
         *([f"<p>How settings were chosen: {html.escape(recipe.chosen)}.</p>"] if recipe.chosen else []),
-        headline(recipe, summary, items, promised),
+        headline(recipe, summary, items, promised) if summary else _so_far(folder, recipe, records),
         f"<nav class=toc aria-label='Sections'>{links}</nav>",
         *(["<h2>Results</h2>", facts(_results(summary))] if summary else []),
     ]
-    return document(title, [*head, *body])
+    return document(title, [*head, *body], home, refresh=bool(home) and summary is None and busy(folder))
+
+
+def _so_far(folder: Path, recipe: Recipe, records: list[dict[str, Any]]) -> str:
+    """Progress, metric and epsilon of a run that is not finished."""
+    now = Watched(folder, recipe, records).to_json()
+    left = "" if now["seconds_left"] is None else f"About {duration(now['seconds_left'])} left at this pace."
+    done = f"<progress max={now['steps']} value={now['step']}></progress>"
+    value = "not yet" if now["value"] is None else f"{now['value']:.4g}"
+    delta = "" if now["delta"] is None else f"at delta {now['delta']:g}, after {now['step']:,} steps"
+    spent = ("no guarantee", "none") if now["epsilon"] is None else (now["epsilon_shown"], now["strength"])
+    cards = [
+        card("central steps so far", f"{now['step']:,} of {now['steps']:,}", done, left if now["state"] == "running"
+             else f"Nobody works on it: <code>confide resume {html.escape(str(folder))}</code> goes on."),
+        card(now["metric_said"] or "metric", value, html.escape(now["against_start"])),
+        card("privacy spent so far: epsilon", spent[0], f"<b class={spent[1]}>{html.escape(now['protection'])}</b>",
+             delta, kind=spent[1]),
+    ]  # fmt: skip
+    said = "This run is not finished. What is below is what it has recorded so far."
+    return f"<div class=cards>{''.join(cards)}</div><p class=note>{said}</p>"
 
 
 def draw_figures(folder: Path) -> list[Path]:

@@ -83,13 +83,13 @@ def tensors(folder: Path) -> list[str]:
     charts += [_depths(layers)] if any(depth(name) is not None for name in layers.names) else []
     charts += [_norms(layers, what, places, steps) for what, places in layers.kinds.items()]
     return [
-        "<h2 id=tensors>Tensors</h2>",
+        "<h2 id=tensors>Tensors</h2><details><summary>Norms of updates, signal and noise, kind by kind</summary>",
         f"<p class=soft>{len(layers.names)} tensors by kind, on the {len(steps)} steps after which the model was "
         "evaluated (PFL-ASR Figures 5, 10, 13 and 14).</p>",
         f"<div class=scroll style='margin-bottom:1rem'>{_kinds(layers)}</div>",
         "<div class=charts>",
         *(chart.svg() for chart in charts),
-        "</div>",
+        "</div></details>",
     ]
 
 
@@ -118,6 +118,22 @@ def groups(items: Items | None) -> list[str]:
         if len(rows) > 12
         else "",
         f"<div class=tall>{table(heads, shown)}</div></div></div></section>",
+    ]
+
+
+def worst(items: Items | None) -> list[str]:
+    """The test items that were answered worst, with what was right and what was answered."""
+    if items is None or not items.worst:
+        return []
+    rows: list[list[Cell]] = [
+        [reference or "(nothing)", answer or "(nothing)", group, (rate, f"{rate:.4g}")]
+        for group, reference, answer, rate in items.worst
+    ]
+    heads = ["reference", "answer", items.group, in_words(items.metric)]
+    return [
+        "<h2 id=worst>What was heard worst</h2>",
+        f"<p class=soft>The {len(rows)} test utterances with the most errors for their words.</p>",
+        f"<div class='tall wrap'>{table(heads, rows)}</div>",
     ]
 
 

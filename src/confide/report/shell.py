@@ -19,14 +19,16 @@ def asset(name: str) -> str:
     return (files("confide.report") / "assets" / name).read_text(encoding="utf-8")
 
 
-def document(title: str, body: Iterable[str]) -> str:
-    """A whole page."""
+def document(title: str, body: Iterable[str], home: str = "", refresh: bool = False) -> str:
+    """A whole page. `home` is where its link back leads, and `refresh` has it loaded again every ten seconds."""
+    again = "<meta http-equiv=refresh content=10>" if refresh else ""
+    back = f"<p class=back><a href='{html.escape(home, True)}'>&#8592; All runs</a></p>" if home else ""
     return "\n".join(
         [
             f"<!doctype html><html lang=en><head><meta charset=utf-8><title>{html.escape(title)}</title>",
             '<meta name=viewport content="width=device-width,initial-scale=1">',
             f'<meta http-equiv=Content-Security-Policy content="{POLICY}">',
-            f"<style>{asset('page.css')}</style></head><body><main>",
+            f"{again}<style>{asset('page.css')}</style></head><body><main>{back}",
             *body,
             f"</main><script>{asset('page.js')}</script></body></html>\n",
         ]

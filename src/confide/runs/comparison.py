@@ -98,10 +98,20 @@ class Comparison:
         one, two, gap = self.runs[pair.first], self.runs[pair.second], pair.difference
         items = one.items
         if items is None or gap.value == 0 or not pair.real:
-            return f"no real difference between {one.name} and {two.name}"
+            return f"no difference is shown between {one.name} and {two.name}"
         better = two if (gap.value > 0) == (items.better == "higher") else one
         worse = one if better is two else two
         return f"{better.name} is better than {worse.name}"
+
+    def words_of(self, pair: Pair) -> tuple[tuple[str, str], tuple[str, str]]:
+        """What the first is beside the second and the other way round: better, worse or not shown; and that again."""
+        items, gap = self.runs[pair.first].items, pair.difference.value
+        if items is None or gap == 0 or not pair.real:
+            return ("not shown", "not shown"), ("soft", "soft")
+        second = (gap > 0) == (items.better == "higher")
+        size = f"by {abs(gap):.3g}"
+        words = (f"worse {size}", f"better {size}") if second else (f"better {size}", f"worse {size}")
+        return words, ("worse", "better") if second else ("better", "worse")
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -143,7 +153,7 @@ def compare(folders: Sequence[Path]) -> Comparison:
     found = [_read_run(folder, name, notes) for folder, name in zip(folders, _shortest_names(folders), strict=True)]
     pairs = _compare_pairs(found)
     notes += _explain_incomparable(found)
-    notes += _units_of(found)
+    notes += _units_of(found) + _unequal_epsilons(found)
     if pairs:
         units = min(p.difference.units for p in pairs)
         if units < 6:
@@ -182,6 +192,16 @@ def _units_of(found: Sequence[ComparedRun]) -> list[str]:
         return [f"epsilon is for every {unit}" for unit in set(units.values())]
     listed = "; ".join(f"{name}: {unit}" for name, unit in units.items())
     return [f"epsilons are for unlike units and cannot be compared ({listed})"]
+
+
+def _unequal_epsilons(found: Sequence[ComparedRun]) -> list[str]:
+    """Warn where runs spent unlike epsilons: what is better may have paid for it with its users' privacy."""
+    spent = {run.name: run.summary["epsilon"] for run in found}
+    known = [value for value in spent.values() if value is not None]
+    if not known or (len(known) == len(spent) and max(known) <= 1.05 * min(known)):
+        return []
+    listed = ", ".join(f"{name} {'none' if value is None else shown(value)}" for name, value in spent.items())
+    return [f"warning: the runs spent unlike epsilons ({listed}): a run that is better may have paid with privacy"]
 
 
 def _read_run(folder: Path, name: str, notes: list[str]) -> ComparedRun:

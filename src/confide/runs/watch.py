@@ -105,7 +105,9 @@ class Watched:
             value, epsilon = summary["metrics"].get(name), summary["epsilon"]
         began = self.beginning()
         return {
-            "state": state, "task": self.recipe.task.kind, "step": self.step, "steps": self.recipe.run.steps,
+            "state": state, "changed": _changed(self.folder), "recipe": self.recipe.description,
+            "rule": self.recipe.bounding.rule, "task": self.recipe.task.kind, "step": self.step,
+            "steps": self.recipe.run.steps,
             "metric": name, "metric_said": in_words(name), "value": value, "epsilon": epsilon,
             "epsilon_shown": shown(epsilon), **terms, "strength": strength(epsilon, **terms),
             "protection": protection(epsilon, **terms),
@@ -124,6 +126,14 @@ def _terms(folder: Path) -> dict[str, Any]:
         return {name: header.get(name) for name in ("delta", "population")}
     except (OSError, StopIteration, ValueError, KeyError, TypeError):
         return {"delta": None, "population": None}
+
+
+def _changed(folder: Path) -> float | None:
+    """When the run last wrote something, in seconds since 1970."""
+    for name in (runs.SUMMARY, runs.METRICS, runs.RECIPE):
+        with suppress(OSError):
+            return (folder / name).stat().st_mtime
+    return None
 
 
 def read_run(folder: Path) -> Watched:
@@ -211,7 +221,7 @@ def _panel(found: Watched) -> Any:
     name, scores = found.metric()
     left = now["seconds_left"]
     rows = [
-        ("step", f"{now['step']:,} of {now['steps']:,}", "" if left is None else f"about {_duration(left)} left"),
+        ("step", f"{now['step']:,} of {now['steps']:,}", "" if left is None else f"about {duration(left)} left"),
         ("loss", "" if not losses else f"{losses[-1]:.4g}", spark(losses)),
         (in_words(name), "" if not scores else f"{scores[-1]:.4g}", f"{spark(scores)} {now['against_start']}".strip()),
         ("epsilon", "no guarantee" if now["epsilon"] is None else shown(now["epsilon"]), _so_far(now)),
@@ -234,7 +244,8 @@ def _so_far(now: dict[str, Any]) -> str:
     return f"{said} at delta {now['delta']:g}: [{COLOURS[now['strength']]}]{now['protection']}[/]".strip()
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds for people."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -20,6 +20,9 @@ from confide.errors import UserError
 from confide.federated.intervals import LEVEL, RESAMPLES, interval
 from confide.federated.items import Items, number_names
 
+WORST = 20
+"""So many utterances a run keeps with their texts."""
+
 
 @dataclass(frozen=True)
 class Rate:
@@ -76,7 +79,14 @@ class Transcribed:
         errors = error_counts(self.references, self.hypotheses, characters).astype(np.float64)  # (utterances, 2)
         names, places = number_names(self.speakers)
         metric = "cer" if characters else "wer"
-        return Items(metric, "lower", 100.0, "speaker", True, names, places, errors[:, 0], errors[:, 1], test)
+        worst = () if characters else self._worst(errors)
+        return Items(metric, "lower", 100.0, "speaker", True, names, places, errors[:, 0], errors[:, 1], test, worst)
+
+    def _worst(self, errors: np.ndarray) -> tuple[tuple[str, str, str, float], ...]:
+        """The utterances with the most errors for their words, and of equal ones those with more errors."""
+        rates = 100 * errors[:, 0] / np.maximum(errors[:, 1], 1)
+        order = [int(i) for i in np.lexsort((-errors[:, 0], -rates)) if errors[i, 0] > 0][:WORST]
+        return tuple((self.speakers[i], self.references[i], self.hypotheses[i], float(rates[i])) for i in order)
 
     def score(self, level: float = LEVEL, resamples: int = RESAMPLES) -> Scores:
         """Both rates, as shares, with intervals at this level from so many bootstrap samples."""

@@ -78,6 +78,28 @@ def epsilon(given: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
+def solve(given: Mapping[str, str]) -> dict[str, Any]:
+    """Fix epsilon and find what is left out: noise, cohort, population or rounds."""
+    point, wanted = point_of(given), given.get("for", "")
+    try:
+        target = float(given.get("target", ""))
+    except ValueError:
+        raise UserError(f"target={given.get('target')!r}: expected an epsilon, a number above 0") from None
+    noise = Noise(per_user=point.noise_multiplier / point.cohort) if given.get("hold") == "s" else None
+    fixed, (s, k, t, delta) = Noise(point.noise_multiplier), (point.cohort, point.population, point.rounds, point.delta)
+    if wanted == "noise_multiplier":
+        found = planner.noise(target, s, k, t, delta)
+    elif wanted == "cohort":
+        found = planner.cohort(target, noise or fixed, k, t, delta)
+    elif wanted == "population":
+        found = planner.population(target, fixed, s, t, delta)
+    elif wanted == "rounds":
+        found = planner.rounds(target, fixed, s, k, delta)
+    else:
+        raise UserError(f"for={wanted!r}: expected one of {', '.join(NAMES)}")
+    return {name: getattr(found.point, name) for name in (*NAMES, "delta")}
+
+
 def by_rdp(given: Mapping[str, str]) -> dict[str, Any]:
     spent = point_of(given).spent("rdp")
     return {"epsilon": spent if math.isfinite(spent) else None, "shown": shown(spent)}

@@ -59,6 +59,7 @@ _KINDS = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
 _PLANS: dict[str, Callable[[Mapping[str, str]], Any]] = {
     "/api/presets": lambda _: planning.presets(),
     "/api/plan": planning.epsilon,
+    "/api/plan/solve": planning.solve,
     "/api/plan/rdp": planning.by_rdp,
     "/api/plan/enough": planning.enough,
     "/api/plan/curve": planning.curve,

@@ -16,6 +16,7 @@ from confide.runs import folder as runs
 from confide.runs.watch import Watched
 
 DEEPEST, MOST_RUNS = 4, 2000
+HOME = "/#runs"
 _RECORDS = (runs.METRICS, runs.SUMMARY, "scores.json")
 
 
@@ -90,7 +91,7 @@ class Shelf:
 def _render_report(place: Path, changed: tuple[int, ...]) -> str:
     from confide.report.page import render
 
-    return render(place, runs.held_recipe(place), runs.summary_if_finished(place))
+    return render(place, runs.held_recipe(place), runs.summary_if_finished(place), HOME)
 
 
 @lru_cache(maxsize=16)
@@ -98,7 +99,7 @@ def _render_comparison(places: tuple[Path, ...], changed: tuple[int, ...]) -> st
     from confide.report.comparison import render
     from confide.runs.comparison import compare
 
-    return render(compare(list(places)))
+    return render(compare(list(places)), HOME)
 
 
 def _changed(path: Path) -> int:

@@ -78,6 +78,7 @@
     $("per-user").textContent = `s = ${number(by.noise_multiplier.value / by.cohort.value)} per user, rate ${number(by.cohort.value / by.population.value)}`;
     $("published").textContent = chosen ? `PFL-ASR prints ${chosen.published}${chosen.note ? "; " + chosen.note : ""}.` : "";
     $("epsilon").classList.add("busy");
+    $("lines").textContent = lines();
     const began = performance.now();
     try {
       const found = await ask("api/plan", given, { signal });
@@ -112,7 +113,25 @@
       $("warnings").replaceChildren();
     }
   }
+  const lines = () => [
+    `sampling: {kind: poisson, cohort: ${by.cohort.value}}  # of ${number(by.population.value)} users`,
+    "privacy:", "  mechanism: gaussian", `  noise_multiplier: ${by.noise_multiplier.value}`, `  delta: ${by.delta.value}`,
+    `run: {steps: ${by.rounds.value}}`].join("\n");
   $("hold").addEventListener("change", plan);
+  $("solve").addEventListener("click", async () => {
+    const what = $("solve-for").value;
+    const given = { ...Object.fromEntries(settings.map((s) => [s.name, s.value])), target: $("target").value, for: what, hold: $("hold").checked ? "s" : "z" };
+    $("solve-said").className = "soft";
+    $("solve-said").textContent = "Looking…";
+    try {
+      const found = await ask("api/plan/solve", given);
+      for (const s of settings) s.set(found[s.name]);
+      chosen = null;
+      $("presets").value = "";
+      $("solve-said").textContent = `${what.replace("_", " ")}: ${number(found[what])}`;
+      plan();
+    } catch (error) { $("solve-said").className = "error"; $("solve-said").textContent = error.message; }
+  });
   $("plan").addEventListener("submit", (event) => event.preventDefault());
   $("presets").addEventListener("change", () => {
     chosen = presets[$("presets").value] || null;
@@ -145,10 +164,35 @@
     } catch (error) { $("runs-said").textContent = error.message; drawn = ""; }
     if (mine === asked && !$("view-runs").hidden) timer = setTimeout(refresh, running ? 1500 : 6000);
   }
+  const heads = [...$("runs").tHead.rows[0].cells], titles = heads.map((head) => head.textContent);
+  let order = null, upwards = true;
+  function listed() {
+    const wanted = $("find").value.toLowerCase().split(/\s+/).filter(Boolean);
+    const text = (run) => [run.name, run.recipe, run.task, run.rule, run.state].join(" ").toLowerCase();
+    const rows = known.filter((run) => wanted.every((word) => text(run).includes(word)));
+    if (!order) return rows;
+    const value = (run) => (order === "step" ? (run.step || 0) / (run.steps || 1) : run[order]);
+    return rows.sort((a, b) => {
+      const p = value(a) ?? null, q = value(b) ?? null;
+      if (p === null || q === null) return p === q ? 0 : p === null ? 1 : -1; // what is not known comes last
+      return (upwards ? 1 : -1) * (typeof p === "number" && typeof q === "number" ? p - q : String(p).localeCompare(String(q), "en", { numeric: true }));
+    });
+  }
+  for (const head of heads) {
+    head.querySelector("button")?.addEventListener("click", (event) => {
+      const key = event.currentTarget.dataset.key;
+      upwards = order === key ? !upwards : true;
+      order = key;
+      for (const other of heads) other.removeAttribute("aria-sort");
+      head.setAttribute("aria-sort", upwards ? "ascending" : "descending");
+      draw();
+    });
+  }
+  $("find").addEventListener("input", draw);
   function draw() {
     const body = $("runs").tBodies[0], focused = document.activeElement?.dataset?.run;
     $("runs-said").textContent = known.length ? "" : "No run yet: confide train convex/digits --out runs/first";
-    body.replaceChildren(...known.map((run) => {
+    body.replaceChildren(...listed().map((run) => {
       const box = make("input", { type: "checkbox", checked: picked.has(run.name), disabled: run.state !== "finished" });
       box.setAttribute("aria-label", "choose " + run.name);
       box.dataset.run = run.name;
@@ -158,10 +202,18 @@
       bar.setAttribute("aria-label", "progress of " + run.name);
       const left = run.state === "running" && run.seconds_left !== null ? `, about ${duration(run.seconds_left)} left` : "";
       const where = run.state === "damaged" ? [run.said] : [bar, ` ${number(run.step)} of ${number(run.steps)}${left}`];
-      const metric = run.value === null || run.value === undefined ? "" : `${run.metric_said} ${number(run.value)}`;
-      const epsilon = run.step ? (run.epsilon === null ? make("span", { className: "none" }, "no guarantee") : make("span", { className: run.strength, title: run.protection }, `${run.epsilon_shown} at ${run.delta}: ${run.strength}`)) : "";
-      const cells = [box, run.step ? link : run.name, run.task || "", run.state, where, metric, epsilon];
-      return make("tr", {}, ...cells.map((cell, i) => make("td", { className: i > 4 ? "n" : "" }, ...(Array.isArray(cell) ? cell : [cell]))));
+      const metric = run.value === null || run.value === undefined ? "" : run.metric_said.endsWith(", %") ? `${run.metric_said.slice(0, -3)} ${number(run.value)} %` : `${run.metric_said} ${number(run.value)}`;
+      const epsilon = !run.step ? "" : run.epsilon === null ? make("span", { className: "none" }, "no guarantee") : make("span", { className: run.strength, title: run.protection }, `${run.epsilon_shown} ${run.strength}`);
+      const large = run.delta && run.population && run.delta * run.population > 1;
+      const delta = run.delta && run.epsilon !== null ? make("span", { className: large ? "none" : "", title: large ? "above 1 / population" : "" }, String(run.delta)) : "";
+      const when = run.changed ? new Date(1000 * run.changed).toISOString().slice(0, 16).replace("T", " ") : "";
+      const name = make("span", {}, run.step ? link : run.name, make("div", { className: "soft what" }, run.recipe || ""));
+      const cells = [box, name, when, run.task || "", run.rule || "", run.state, where, metric, epsilon, delta];
+      return make("tr", {}, ...cells.map((cell, i) => {
+        const made = make("td", { className: i > 6 ? "n" : "" }, ...(Array.isArray(cell) ? cell : [cell]));
+        made.dataset.label = titles[i];
+        return made;
+      }));
     }));
     if (focused) [...body.querySelectorAll("input")].find((box) => box.dataset.run === focused)?.focus();
     $("compare").disabled = picked.size < 2;
