@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from confide.build import make_task
+from confide.build import RemoteEngine, make_task
 from confide.deploy import keys, refusals
 from confide.deploy.address import Access, Address
 from confide.deploy.client import OwnData, Population, TrainingClient
@@ -73,20 +73,26 @@ def serve(
         hub = Hub(listening, hosting.keys, hosting.limits, meter=meter)
         return remote_engine(wanted, task, plan, hub, hub.registry, terms, first)
 
+    try:
+        with watched(hosting.watch, meter, out / folder.METRICS):
+            return carry_out(wanted, out, population, engine, quiet)
+    finally:
+        listening.close()
+
+
+def carry_out(wanted: Recipe, out: Path, population: int, engine: RemoteEngine, quiet: bool) -> dict[str, Any]:
+    """Begin a run over clients elsewhere, or go on with the one that the folder holds."""
     deployed = folder.Deployed(server_task(wanted, population), engine)
     begun = (out / folder.RECIPE).exists() and not (out / folder.SUMMARY).exists()
     try:
-        with watched(hosting.watch, meter, out / folder.METRICS):
-            if begun and folder.held_recipe(out).digest == wanted.digest:
-                return folder.resume(out, quiet=quiet, deployed=deployed, page=write_report)
-            return folder.train(wanted, out, quiet=quiet, deployed=deployed, page=write_report)
+        if begun and folder.held_recipe(out).digest == wanted.digest:
+            return folder.resume(out, quiet=quiet, deployed=deployed, page=write_report)
+        return folder.train(wanted, out, quiet=quiet, deployed=deployed, page=write_report)
     except Abandoned as too_few:
         raise UserError(
             f"{too_few}. The run was stopped and can go on with the same command, when more clients are there or with "
             "a longer --deadline or a lower --minimum"
         ) from None
-    finally:
-        listening.close()
 
 
 def relay(wanted: Recipe, hosting: Hosting, access: Access, terms: Terms, first: int, patience: float) -> None:
