@@ -19,7 +19,7 @@ def draw_frontier(path: Path, charts: Sequence[Chart]) -> Path:
     """Draw charts side by side: trained points as dots, planned curves as lines, the level without privacy."""
     size = (6.4, 4.2) if len(charts) == 1 else (3.9 * len(charts), 4.2)
     top = max(y for chart in charts for line in chart.lines for y in line.ys if y is not None)
-    with sheet(path, 1, len(charts), size) as (_, axes):
+    with sheet(path, 1, len(charts), size) as (figure, axes):
         ends = [x for chart in charts for line in chart.lines for x in line.xs]
         for axis, chart in zip(axes[0], charts, strict=True):
             _draw(axis, chart)
@@ -28,7 +28,10 @@ def draw_frontier(path: Path, charts: Sequence[Chart]) -> Path:
                 axis.set_ylim(0, 1.05 * top)
             name, _, people = chart.title.rpartition(", ") if len(charts) > 1 else (chart.title, "", "")
             axis.set(title=people, ylabel=name if axis is axes[0][0] else "")
-        axes[0][0].legend()
+        if len(charts) == 1:
+            axes[0][0].legend()
+        else:  # dots of a legend among the curves would pass for measured ones
+            figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return path
 
 
