@@ -10,7 +10,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from confide import recipe
 from confide.encoders.encoder import EncoderSettings
-from confide.settings import Local, LocalPath, Section, is_path, local_paths, validate
+from confide.settings import Local, LocalPath, Section, is_path, local_paths, read_yaml, to_yaml, validate
 
 DIGESTS = {
     "convex/cifar10": "fae30171cc8a849b",
@@ -153,3 +153,12 @@ def test_a_sections_own_words_are_not_hidden_behind_the_limits_of_a_field() -> N
         "share=0: expected a number at least 1 and at most 99",
         "sub: there is no such key; did you mean 'subset'?",
     ]
+
+
+def test_yes_and_no_are_words_and_only_a_field_of_truth_takes_them_for_more() -> None:
+    said = read_yaml("words: [yes, no, on, off, y, Yes]\nkept: true\nlost: False")
+    assert said == {"words": ["yes", "no", "on", "off", "y", "Yes"], "kept": True, "lost": False}
+    assert read_yaml(to_yaml(said)) == said
+    words = recipe.load("speech/words/seed", ["task.corpus.words=[yes, no]", "task.test.words=[yes, no]"])
+    assert recipe.parse(read_yaml(words.to_yaml())).digest == words.digest
+    assert recipe.load("convex/digits", ["local.divide_by_learning_rate=yes"]).local.divide_by_learning_rate is True

@@ -141,8 +141,15 @@ def _parts(kind: Any) -> Iterator[Any]:
         yield from _parts(part)
 
 
+_TRUTH = "tag:yaml.org,2002:bool"
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 takes 1e-5 for text; everybody means the number. A few aliases help; many are a bomb."""
+    """YAML 1.1 takes 1e-5 for text; everybody means the number. A few aliases help; many are a bomb.
+
+    It also takes yes, no, on and off for truth values, which are words that people say to a recogniser. Here they are
+    text, as in YAML 1.2; a field that is true or false still takes them.
+    """
 
     aliases = 0
 
@@ -167,6 +174,11 @@ class _Dumper(yaml.SafeDumper):
     """Quotes text that the loader would take for a number."""
 
 
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in forms if tag != _TRUTH]
+    for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_TRUTH, re.compile("^(true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
 for _kind in (_Loader, _Dumper):
     _kind.add_implicit_resolver(
         "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
