@@ -10,10 +10,12 @@ optimiser. `start` names the seed model: a finished run, or a file of tensors, f
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
+from multiprocessing import parent_process
 from operator import itemgetter
 
 import numpy as np
@@ -57,6 +59,9 @@ class Speech(BasicTask):
             )
         self.tokens = settings.tokens(corpus.language)
         self.network = network_of(settings, self.tokens)
+        if settings.start is not None:
+            self.starting_parameters()  # a start that does not fit is refused before minutes of features
+        _warn_of_overlap(corpus, test)
         self.on_gpu = getattr(self.network, "parts", None) is None  # parts of an encoder run inside of it
         self.store = self._open(corpus, quiet)
         self.test = self._open(test, quiet)
@@ -201,3 +206,16 @@ def _deal_utterances(examples: np.ndarray, pool: int | None, seed: int) -> list[
     if pool > len(everything):
         raise UserError(f"task.pool={pool}: there are only {len(everything)} utterances to deal out")
     return np.array_split(everything[generator(seed, "pool").permutation(len(everything))], pool)
+
+
+def _warn_of_overlap(corpus: Corpus, test: Corpus) -> None:
+    """Say so where people of the test are trained on: by their recordings, since names may be alike by chance."""
+    heard = {path.resolve() for utterance in corpus.utterances() for path in utterance.audio}
+    both = [name for name, own in test.speakers.items() if any(p.resolve() in heard for u in own for p in u.audio)]
+    if both and parent_process() is None:
+        print(
+            f"warning: {len(both):,} of the {len(test.speakers):,} test speakers are trained on too "
+            f"({', '.join(both[:3])}{', ...' if len(both) > 3 else ''}): the error rate says nothing of other people; "
+            "part them, for example by share: 90 in task.corpus and share: 10 in task.test",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
