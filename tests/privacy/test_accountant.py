@@ -233,6 +233,15 @@ def test_pld_is_an_upper_bound_down_to_the_least_delta_that_it_is_used_for(mu: f
     assert exact <= epsilon([nearly_everyone(mu, steps)] * steps, PLD_DELTA, "pld") < 1.001 * exact
 
 
+@pytest.mark.parametrize(("mu", "steps"), [(2.0, 1000), (4.0, 3000), (8.0, 1500)])
+def test_rounding_moves_delta_of_pld_by_no_more_than_the_documents_say(mu: float, steps: int) -> None:
+    rounded = dp_accounting.pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    sampled = dp_accounting.PoissonSampledDpEvent(1 - 1e-9, dp_accounting.GaussianDpEvent(math.sqrt(steps) / mu))
+    rounded.compose(sampled, steps)
+    for small in (1e-12, 1e-13, 1e-15, 1e-18):  # so small that the room of the grid of losses is less than the rounding
+        assert abs(rounded.get_delta(exact_gaussian(1 / mu, small)) - small) <= 2e-13
+
+
 @pytest.mark.parametrize("event", [poisson(1.0, 0.1), everyone(3.0)], ids=["poisson", "everyone"])
 def test_rdp_takes_over_below_the_least_delta_of_pld(event: Event) -> None:
     assert [accountant_used("pld", delta) for delta in (1e-5, PLD_DELTA, 0.99 * PLD_DELTA)] == ["pld", "pld", "rdp"]

@@ -316,6 +316,7 @@ def test_gaps_and_public_facts_are_listed() -> None:
     assert "seed" in said
     assert "publishing all data of one random user" in said
     assert f"it does not cover {STARTING_MODEL}" in found.said
+    assert "chosen after a look at the models" in said
     plain = statement(book_of(POISSON))
     assert STARTING_MODEL not in plain.not_covered
     assert "publishing all data" not in " ".join(plain.not_covered)

@@ -160,7 +160,7 @@ def test_the_ledgers_copy_says_that_it_is_one_and_states_the_same(run: Path, tmp
     differing = {"ledger_head", "recipe"}
     assert statement(copied).model_dump(exclude=differing) == statement(own).model_dump(exclude=differing)
     assert folder.check_ledger(tmp_path / "out")["epsilon"] == folder.check_ledger(run)["epsilon"]
-    stated = json.loads((tmp_path / "out" / publish.STATEMENT).read_text())
+    stated = json.loads((tmp_path / "out" / publish.PUBLISHED).read_text())
     assert stated == json.loads(statement(copied).model_dump_json())
     assert {entry.event.cohort for entry in copied.entries} == {57}, "the expected cohort, never the drawn one"
 
@@ -255,6 +255,18 @@ def test_a_published_folder_is_read(asked: str, command: Command, run: Path, tmp
     code, said, problem = command(asked, tmp_path / "out", "--json")
     assert code == 0, problem
     assert json.loads(said)
+
+
+def test_a_published_ledger_that_lost_its_last_line_is_refused(command: Command, run: Path, tmp_path: Path) -> None:
+    publish.publish(run, tmp_path / "out")
+    path = tmp_path / "out" / "ledger.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    for asked in ("guarantee", "ledger"):
+        code, said, problem = command(asked, tmp_path / "out")
+        assert (code, said) == (2, "")
+        assert "lines are missing at its end" in problem
+    (tmp_path / "out" / "guarantee.json").write_text("{")
+    assert "expected the statement that was published" in command("guarantee", tmp_path / "out")[2]
 
 
 def test_a_published_folder_is_not_gone_on_with(run: Path, tmp_path: Path) -> None:

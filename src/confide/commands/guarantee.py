@@ -13,7 +13,7 @@ from confide.commands.printing import print_json
 
 
 def guarantee(
-    run: Annotated[Path | None, typer.Argument(help="The folder of a run, or a client's own --state folder.")] = None,
+    run: Annotated[Path | None, typer.Argument(help="The folder of a run, or a published one.")] = None,
     as_json: Json = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of --json and stop.")] = False,
 ) -> None:

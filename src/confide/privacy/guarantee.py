@@ -273,6 +273,7 @@ def _not_covered(header: dict[str, Any], events: Sequence[Event], unit: Unit, de
         *found,
         "losses, norms and evaluations that were computed from users' data without noise",
         "the choice of hyper-parameters, if they were tuned on the same users",
+        "a number of steps that was chosen after a look at the models: then the epsilon of all planned steps holds",
         "other runs over the same users, whose epsilons come on top",
         "the computers' memory, and timing, while the run was going on",
     ]

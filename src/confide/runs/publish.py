@@ -44,9 +44,9 @@ from confide.runs.notes import notes_of, serialise
 from confide.runs.parameters import read_tensors
 from confide.runs.recording import LAYERS, RELEASED
 from confide.runs.shared_recipe import for_others
-from confide.runs.stated import differences, stated, summary_if_finished
+from confide.runs.stated import PUBLISHED, differences, stated, summary_if_finished
 
-CARD, TEXT, STATEMENT = "README.md", "guarantee.txt", "guarantee.json"
+CARD, TEXT = "README.md", "guarantee.txt"
 _KEPT = (
     "population", "fresh_cohorts", "delta", "accountant", "adjacency", "noise_source", "for_release", "trust", "unit",
     "sampler", "words", "public_weights", "begins_elsewhere", "restarts",
@@ -105,7 +105,7 @@ def publish(run: Path, out: Path, words: Words | None = None, with_test_metrics:
         encoder = held_encoder(run / folder.MODEL)
         texts = {
             folder.RECIPE: recipe.to_yaml(),
-            STATEMENT: promised.model_dump_json(indent=2) + "\n",
+            PUBLISHED: promised.model_dump_json(indent=2) + "\n",
             TEXT: wording.text(promised) + "\n",
             CARD: card.write(recipe, tensors, promised, words or Words(), figures, _spread(book), tests, encoder),
             **({RELEASED: "".join(json.dumps(line) + "\n" for line in figures)} if figures else {}),

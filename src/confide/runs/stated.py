@@ -14,7 +14,7 @@ from confide.privacy.guarantee import EXAMPLES, STARTING_MODEL, Statement, state
 from confide.privacy.ledger import Ledger
 from confide.runs import checkpoint
 
-SUMMARY = "summary.json"
+SUMMARY, PUBLISHED = "summary.json", "guarantee.json"
 
 
 def summary_of(folder: Path) -> dict[str, Any]:
@@ -33,7 +33,22 @@ def stated(folder: Path, curve: bool = True) -> Statement:
     book = Ledger.read(folder / ledger.FILE)
     if (folder / checkpoint.FILE).exists():
         check_tail(folder, book, checkpoint.load(folder))
+    if (folder / PUBLISHED).exists():
+        _check_published(folder, book)
     return statement(book, curve)
+
+
+def _check_published(folder: Path, book: Ledger) -> None:
+    """A published folder has no checkpoint: its statement remembers how the ledger ended."""
+    try:
+        head = json.loads((folder / PUBLISHED).read_text())["ledger_head"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"{folder / PUBLISHED} cannot be read; expected the statement that was published") from None
+    if head != book.head:
+        raise UserError(
+            f"{folder / ledger.FILE} does not end as {PUBLISHED} says: lines are missing at its end, or it is another "
+            "ledger. The privacy spent cannot be stated from this file; get the published folder again"
+        )
 
 
 def check_ledger(folder: Path) -> dict[str, Any]:
