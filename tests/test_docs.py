@@ -203,7 +203,7 @@ def test_every_block_says_its_language_and_why_it_is_not_run(page: Path) -> None
     found = list(blocks(page.read_text()))
     assert page.read_text().count("```") == 2 * len(found)
     for block in found:
-        assert block.language in ("bash", "python", "yaml", "text", "json"), block.body
+        assert block.language in ("bash", "python", "yaml", "toml", "text", "json"), block.body
         if block.mark == "not run":
             assert len(block.said) > 10, block.body
 

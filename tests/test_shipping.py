@@ -232,7 +232,9 @@ def test_what_is_missing_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_setup_and_the_readme_install_what_demo_and_tests_need() -> None:
     found = re.search(r"-e '\.\[(.*?)\]'", (ROOT / "Makefile").read_text())
     assert found is not None
-    assert {"dev", *errors.MODULES} <= set(found[1].split(","))
+    assert {"dev", *errors.MODULES} - {"flower"} <= set(
+        found[1].split(",")
+    )  # Flower is tried in an environment of its own
     assert "confide[speech]" in (ROOT / "README.md").read_text()
 
 

@@ -14,6 +14,7 @@ MODULES = {
     "formats": ("av", "num2words"),
     "figures": ("matplotlib",),
     "tensorboard": ("tensorboard",),
+    "flower": ("flwr",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
 }
 """What an extra brings, by the names that Python imports."""

@@ -160,7 +160,7 @@ def test_the_ledgers_copy_says_that_it_is_one_and_states_the_same(run: Path, tmp
     differing = {"ledger_head", "recipe"}
     assert statement(copied).model_dump(exclude=differing) == statement(own).model_dump(exclude=differing)
     assert folder.check_ledger(tmp_path / "out")["epsilon"] == folder.check_ledger(run)["epsilon"]
-    stated = json.loads((tmp_path / "out" / publish.PUBLISHED).read_text())
+    stated = json.loads((tmp_path / "out" / "guarantee.json").read_text())
     assert stated == json.loads(statement(copied).model_dump_json())
     assert {entry.event.cohort for entry in copied.entries} == {57}, "the expected cohort, never the drawn one"
 

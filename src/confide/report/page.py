@@ -53,10 +53,10 @@ def render(folder: Path, recipe: Recipe, summary: dict[str, Any] | None, home: s
         *sections.curves(records, recipe, metric, {} if (began := beginning.read(folder)) is None else began.metrics),
         *sections.worst(items),
         *sections.groups(items),
-        "<p class=note>Curves and tables come from the users' and the test data and are <b>not</b> covered by the "
-        "privacy guarantee. Only the final model is.</p>",
         *guarantee.section(promised),
         *sections.tensors(folder),
+        "<p class=note>Curves and tables on this page are from the users' and the test data and are <b>not</b> covered "
+        "by the privacy guarantee. Only the final model is.</p>",
         *sections.times(records, read_json_lines(folder / TIMES)),
         *sections.again(folder, recipe, summary),
     ]
