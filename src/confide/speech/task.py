@@ -59,8 +59,6 @@ class Speech(BasicTask):
             )
         self.tokens = settings.tokens(corpus.language)
         self.network = network_of(settings, self.tokens)
-        if settings.start is not None:
-            self.starting_parameters()  # a start that does not fit is refused before minutes of features
         _warn_of_overlap(corpus, test)
         self.on_gpu = getattr(self.network, "parts", None) is None  # parts of an encoder run inside of it
         self.store = self._open(corpus, quiet)
