@@ -29,7 +29,7 @@ from confide.runs.simulation import simulate
 from confide.theory import measure as measuring
 from confide.theory.diagnose import diagnose, diagnose_run
 from confide.theory.measure import Measured, measure
-from confide.theory.rehearsal import Stage, changes, rehearse
+from confide.theory.rehearse import Stage, changes, rehearse
 from confide.theory.terms import CAUSES, Centre, central_step, split_error
 from support.problems import Layered, Shape
 from support.trials import trial

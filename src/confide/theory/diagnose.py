@@ -24,7 +24,7 @@ from confide.speech.model import kind_of
 from confide.theory import norm, pfl_asr
 from confide.theory.advice import Advice, Case, advise
 from confide.theory.measure import Measured, measure, per_layer
-from confide.theory.rehearsal import MOST_STEPS, rehearse
+from confide.theory.rehearse import MOST_STEPS, rehearse
 from confide.theory.terms import CAUSES, Centre, Parts, aggregate, central_step, dominant, noise_squares, split_error
 
 WARNING = (
