@@ -15,6 +15,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -233,23 +234,51 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
 
 
-def test_the_site_is_built_without_a_warning_and_asks_nothing_of_other_machines(tmp_path: Path) -> None:
-    """Strict: a page that is not in the menu, a link or an anchor that leads nowhere, a name without docs fail."""
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site. Strict: a page that is not in the menu, a link that leads nowhere, a name without docs fail."""
     pytest.importorskip("mkdocs", reason="the site needs the extra docs")
+    made = tmp_path_factory.mktemp("site")
     told = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(tmp_path)],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(made)],
         cwd=ROOT, capture_output=True, text=True, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, check=False,
     )  # fmt: skip
     assert told.returncode == 0, told.stderr
+    return made
+
+
+def test_the_site_is_built_without_a_warning_and_asks_nothing_of_other_machines(site: Path) -> None:
     menu = {name for name in (ROOT / "docs").glob("*.md") if name.name not in (ROOT / "mkdocs.yml").read_text()}
     assert not menu
     loads = re.compile(
         r"<(?:script|img|iframe)[^>]+src=[\"']?https?:|<link[^>]+rel=[\"']?stylesheet[^>]+href=[\"']?https?:"
     )
-    pages = list(tmp_path.rglob("*.html"))
+    pages = list(site.rglob("*.html"))
     assert len(pages) >= len(PAGES) - 2  # all but the two that lie beside docs/
     for page in pages:
         assert not loads.search(page.read_text()), page
+
+
+def test_the_site_is_searched_from_disk_and_cuts_no_command_off(
+    site: Path, browser: Any, requested: Callable[[], list[str]]
+) -> None:
+    browser.get((site / "guarantee.html").as_uri())
+    typed = (
+        "document.querySelector('[data-md-toggle=search]').click();"
+        "const e = document.querySelector('input.md-search__input'); e.focus(); e.value = 'canaries';"
+        "e.dispatchEvent(new Event('keyup', {bubbles: true})); e.dispatchEvent(new Event('input', {bubbles: true}));"
+        "return [...document.querySelectorAll('.md-search-result__link')].map((a) => a.getAttribute('href'))"
+    )
+    end = time.monotonic() + 30
+    while not (found := browser.execute_script(typed)) and time.monotonic() < end:
+        time.sleep(0.3)
+    assert any("guarantee.html" in link for link in found), found
+    cut = "return [...document.querySelectorAll('pre code')].filter((e) => e.scrollWidth > e.clientWidth + 1).length"
+    for width in (1400, 420):
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        assert browser.execute_script(cut) == 0
+    assert [url for url in requested() if not url.startswith("file:")] == []
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -291,12 +292,50 @@ def test_a_recording_is_uploaded_and_written_down(page: Any, server: Server, tmp
     until(lambda: page.execute_script("return document.getElementById('speech-run').value") == "speech")
     soundfile.write(tmp_path / "tone.wav", 0.1 * np.sin(np.arange(32_000) / 10), 16_000)
     page.find_element(By.ID, "upload").send_keys(str(tmp_path / "tone.wav"))
-    until(lambda: "2.0 s of audio" in text(page, "speech-said"))
-    assert text(page, "transcript")
+    until(lambda: "2.0 s of audio" in text(page, "transcripts"))
+    assert page.find_element(By.CSS_SELECTOR, "#transcripts .quote").text
+    # What was uploaded can be played.
+    until(lambda: page.execute_script("return document.getElementById('player').duration") == 2)
+    assert page.find_element(By.ID, "player").is_displayed()
     (tmp_path / "broken.wav").write_bytes(b"RIFF but nothing else")
     page.find_element(By.ID, "upload").send_keys(str(tmp_path / "broken.wav"))
-    until(lambda: "cannot be read" in text(page, "speech-said"))
-    assert str(Path("/tmp")) not in text(page, "speech-said")
+    until(lambda: "cannot be read" in text(page, "transcripts"))
+    assert str(Path("/tmp")) not in text(page, "transcripts")
+
+
+def test_two_runs_answer_side_by_side_and_one_mistake_leaves_the_other(page: Any, server: Server, root: Path) -> None:
+    for name in ("speech", "retrieval"):
+        shutil.copytree(root / name, root / f"{name}-again")
+    try:
+        page.get(f"{server.url}#try")
+        choose = (
+            "const s = document.getElementById(`${arguments[0]}-beside`);"
+            "s.value = `${arguments[0]}-again`; return s.value && document.getElementById(`${arguments[0]}-run`).value"
+        )
+        shown = "return [...document.querySelectorAll(`#${arguments[0]} section`)].map((s) => s.innerText)"
+        until(lambda: page.execute_script(choose, "retrieval") == "retrieval")
+        page.execute_script(
+            "document.getElementById('query').value = 'my fridge'; document.forms.retrieval.requestSubmit()"
+        )
+        until(lambda: len(page.execute_script(shown, "documents")) == 2)
+        first, second = page.execute_script(shown, "documents")
+        assert first.splitlines()[1:] == second.splitlines()[1:], "the same model finds the same"
+        assert (first.splitlines()[0], second.splitlines()[0]) == ("retrieval", "retrieval-again")
+        (root / "speech-again" / "model.safetensors").write_bytes(b"no model")
+        assert page.execute_script(choose, "speech") == "speech"
+        soundfile = pytest.importorskip("soundfile")
+        soundfile.write(root / ".cache" / "tone.wav", 0.1 * np.sin(np.arange(16_000) / 10), 16_000)
+        page.find_element("id", "upload").send_keys(str(root / ".cache" / "tone.wav"))
+        until(lambda: len(page.execute_script(shown, "transcripts")) == 2)
+        good, bad = page.execute_script(shown, "transcripts")
+        assert "1.0 s of audio" in good
+        assert page.execute_script("return document.querySelectorAll('#transcripts .error').length") == 1, bad
+        assert "speech-again/model.safetensors" in bad
+        assert str(root.parent) not in bad
+        keep_picture(page, "side-by-side")
+    finally:
+        for name in ("speech", "retrieval"):
+            shutil.rmtree(root / f"{name}-again")
 
 
 def test_the_microphone_is_recorded_and_written_down(page: Any, server: Server) -> None:
@@ -309,7 +348,7 @@ def test_the_microphone_is_recorded_and_written_down(page: Any, server: Server) 
     until(lambda: text(page, "record") == "Stop")
     time.sleep(1.0)
     press(page, Keys.ENTER)
-    until(lambda: "s of audio in" in text(page, "speech-said"))
+    until(lambda: "s of audio in" in text(page, "transcripts"))
 
 
 def test_documents_are_found_for_a_query(page: Any, server: Server) -> None:
@@ -320,7 +359,7 @@ def test_documents_are_found_for_a_query(page: Any, server: Server) -> None:
     focus(page, "query")
     press(page, "my fridge is too loud", Keys.ENTER)
     until(lambda: page.execute_script("return document.querySelectorAll('#documents li').length") == 5)
-    assert "probability" in text(page, "retrieval-said")
+    assert "probability" in text(page, "documents")
 
 
 @pytest.mark.parametrize("screen", SCREENS)
@@ -330,7 +369,6 @@ def test_every_view_fits_its_screen_and_can_be_looked_at(page: Any, server: Serv
     page.execute_cdp_cmd(
         "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     )
-    kept = os.environ.get("CONFIDE_SCREENSHOTS")
     for view, ready in {
         "#planner": "return document.querySelectorAll('#curves svg').length === 4",
         "#runs": "return document.querySelectorAll('#runs tbody tr').length === 4",
@@ -341,12 +379,8 @@ def test_every_view_fits_its_screen_and_can_be_looked_at(page: Any, server: Serv
         page.get(server.url + view)
         until(partial(page.execute_script, ready))
         assert page.execute_script("return document.documentElement.scrollWidth") <= width
-        whole = {"captureBeyondViewport": True} if kept else {}
-        picture = base64.b64decode(page.execute_cdp_cmd("Page.captureScreenshot", whole)["data"])
-        assert picture[:8] == b"\x89PNG\r\n\x1a\n"
-        if kept:
-            name = view.strip("#").partition("?")[0]
-            (Path(kept) / f"{name}-{screen}.png").write_bytes(picture)
+        name = view.strip("#").partition("?")[0]
+        assert keep_picture(page, f"{name}-{screen}")[:8] == b"\x89PNG\r\n\x1a\n"
 
 
 def test_the_tab_key_reaches_every_view_first(page: Any) -> None:
@@ -361,6 +395,16 @@ def test_the_tab_key_reaches_every_view_first(page: Any) -> None:
     press(page, Keys.ENTER)
     until(lambda: not page.execute_script("return document.getElementById('view-try').hidden"))
     assert page.execute_script("return document.querySelector('[aria-current=page]').textContent") == "Try it"
+
+
+def keep_picture(page: Any, name: str) -> bytes:
+    """Take a picture, of the whole page where CONFIDE_SCREENSHOTS says where to keep it."""
+    kept = os.environ.get("CONFIDE_SCREENSHOTS")
+    whole = {"captureBeyondViewport": True} if kept else {}
+    picture = base64.b64decode(page.execute_cdp_cmd("Page.captureScreenshot", whole)["data"])
+    if kept:
+        (Path(kept) / f"{name}.png").write_bytes(picture)
+    return picture
 
 
 def _size(width: int) -> dict[str, Any]:

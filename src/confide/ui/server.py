@@ -39,7 +39,8 @@ MOST_SOUND, MOST_TEXT = 50 * 2**20, 64 * 2**10
 COOKIE = "confide"
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
-    "connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "connect-src 'self'; img-src 'self' data:; media-src blob:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",

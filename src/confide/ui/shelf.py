@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -72,11 +73,21 @@ class Shelf:
 
     def transcribe(self, name: str, sound: bytes, filename: str) -> dict[str, Any]:
         """Transcribe a recording by a finished speech run."""
-        return answering.heard(self.find(name), sound, filename)
+        with self._without_places():
+            return answering.heard(self.find(name), sound, filename)
 
     def retrieve(self, name: str, query: str, k: int) -> dict[str, Any]:
         """Find documents for a query by a finished retrieval run."""
-        return answering.found(self.find(name), query, k)
+        with self._without_places():
+            return answering.found(self.find(name), query, k)
+
+    @contextmanager
+    def _without_places(self) -> Iterator[None]:
+        """Explain mistakes without saying where the folder lies: beyond loopback, others read them."""
+        try:
+            yield
+        except UserError as error:
+            raise UserError(str(error).replace(f"{self.root}/", "").replace(f"{self.root.resolve()}/", "")) from None
 
     def _look(self, name: str, place: Path) -> dict[str, Any]:
         with self._lock:

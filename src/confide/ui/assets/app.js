@@ -159,8 +159,7 @@
       $("folder").textContent = "in " + found.folder;
       if (JSON.stringify(known) !== drawn) draw(); // rows that stay can be clicked at any time
       drawn = JSON.stringify(known);
-      choices("speech-run", (run) => run.task === "speech", "no finished speech run here");
-      choices("retrieval-run", (run) => run.task === "retrieval", "no finished retrieval run here");
+      for (const task of ["speech", "retrieval"]) choices(task);
     } catch (error) { $("runs-said").textContent = error.message; drawn = ""; }
     if (mine === asked && !$("view-runs").hidden) timer = setTimeout(refresh, running ? 1500 : 6000);
   }
@@ -222,26 +221,40 @@
   $("compare").addEventListener("click", () => { location.href = "compare?" + new URLSearchParams([...picked].map((name) => ["run", name])); });
 
   /* ---- try it ---- */
-  function choices(id, fits, none) {
-    const select = $(id), before = select.value, names = known.filter((run) => run.state === "finished" && fits(run)).map((run) => run.name);
-    if (names.join("\n") === select.dataset.names) return;
-    select.dataset.names = names.join("\n");
-    select.replaceChildren(...(names.length ? names.map((name) => make("option", { value: name }, name)) : [make("option", { value: "" }, none)]));
-    if (names.includes(before)) select.value = before;
+  function choices(task) {
+    const names = known.filter((run) => run.state === "finished" && run.task === task).map((run) => run.name);
+    for (const [id, first] of [[task + "-run", names.length ? [] : [`no finished ${task} run here`]], [task + "-beside", ["no other run"]]]) {
+      const select = $(id), before = select.value;
+      if (names.join("\n") === select.dataset.names) continue;
+      select.dataset.names = names.join("\n");
+      select.replaceChildren(...first.map((said) => make("option", { value: "" }, said)), ...names.map((name) => make("option", { value: name }, name)));
+      if (names.includes(before)) select.value = before;
+    }
   }
   const post = (path, given, body) => ask(path, given, { method: "POST", body, headers: { "X-Confide": "1" } });
+  /* Ask one run, or two in turn, since the server answers one at a time. Where one cannot answer, the other still does. */
+  async function sideBySide(task, place, question, show) {
+    const runs = [...new Set([$(task + "-run").value, $(task + "-beside").value])].filter(Boolean), sides = $(place);
+    if (!runs.length) { say(task, `There is no finished ${task} run here.`, true); return; }
+    const mine = (sides.dataset.asked = String(Number(sides.dataset.asked || 0) + 1));
+    sides.replaceChildren();
+    for (const run of runs) {
+      say(task, runs.length > 1 ? `Asking ${run}…` : "Asking…");
+      const inside = await question(run).then(show, (error) => [make("p", { className: "error" }, error.message)]);
+      if (sides.dataset.asked !== mine) return; // something newer was asked meanwhile
+      sides.append(make("section", {}, make("h3", {}, run), ...inside));
+    }
+    say(task, "");
+  }
   async function hear(blob, file) {
-    const run = $("speech-run").value;
-    if (!run) { say("speech", "There is no finished speech run here.", true); return; }
+    const player = $("player");
     if (blob.size > 50 * 2 ** 20) { say("speech", "The recording is larger than 50 MB.", true); return; }
-    $("transcript").hidden = true;
-    say("speech", "Listening…");
-    try {
-      const found = await post("api/transcribe", { run, file }, blob);
-      $("transcript").textContent = found.text || "(nothing was heard)";
-      $("transcript").hidden = false;
-      say("speech", `${found.seconds.toFixed(1)} s of audio in ${found.took.toFixed(1)} s`);
-    } catch (error) { say("speech", error.message, true); }
+    if (player.src) URL.revokeObjectURL(player.src);
+    player.src = URL.createObjectURL(blob);
+    player.hidden = false;
+    await sideBySide("speech", "transcripts", (run) => post("api/transcribe", { run, file }, blob), (found) => [
+      make("p", { className: "quote" }, found.text || "(nothing was heard)"),
+      make("p", { className: "soft" }, `${found.seconds.toFixed(1)} s of audio in ${found.took.toFixed(1)} s`)]);
   }
   function say(where, text, bad = false) { const p = $(where + "-said"); p.textContent = text; p.classList.toggle("error", bad); }
   $("upload").addEventListener("change", () => { const file = $("upload").files[0]; if (file) hear(file, file.name); });
@@ -287,15 +300,10 @@
   }
   $("retrieval").addEventListener("submit", async (event) => {
     event.preventDefault();
-    const run = $("retrieval-run").value;
-    if (!run) { say("retrieval", "There is no finished retrieval run here.", true); return; }
-    say("retrieval", "Looking…");
-    $("documents").replaceChildren();
-    try {
-      const found = await post("api/retrieve", null, JSON.stringify({ run, query: $("query").value, k: Number($("k").value) || 5 }));
-      say("retrieval", `${found.documents.length} documents by ${found.method}; the score is the ${found.score}`);
-      $("documents").replaceChildren(...found.documents.map((d) => make("li", {}, make("strong", {}, d.id), ` ${number(d.score)} `, make("div", { className: "soft" }, d.text.slice(0, 600)))));
-    } catch (error) { say("retrieval", error.message, true); }
+    const query = $("query").value, k = Number($("k").value) || 5;
+    await sideBySide("retrieval", "documents", (run) => post("api/retrieve", null, JSON.stringify({ run, query, k })), (found) => [
+      make("p", { className: "soft" }, `${found.documents.length} documents by ${found.method}; the score is the ${found.score}`),
+      make("ol", {}, ...found.documents.map((d) => make("li", {}, make("strong", {}, d.id), ` ${number(d.score)} `, make("div", { className: "soft" }, d.text.slice(0, 600)))))]);
   });
 
   go();
