@@ -20,10 +20,11 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from confide.errors import UserError
-from confide.federated.bounding import ROUNDING, Bounder, Bounding, bounder
+from confide.federated.bounding import ROUNDING, Adaptive, Bounder, Bounding, bounder
 from confide.federated.cohort import PartTrainer, Tally
 from confide.federated.local import LocalTraining, PlainUpdate, Updates
-from confide.federated.parameters import Layout
+from confide.federated.measures import Measures
+from confide.federated.parameters import Layout, flatten
 from confide.federated.task import BasicTask
 
 torch.set_num_threads(1)
@@ -460,3 +461,39 @@ def test_a_rule_of_ones_own_that_works_in_place_or_answers_one_number_cannot_esc
     assert norms[0].tolist() == [30.0, 40.0]
     with pytest.raises(UserError, match="expected one factor per"):
         replace(rule, function=lambda own, bounds: own.sum()).factors(norms)
+
+
+# Users without data
+
+
+class Decays(BasicTask):
+    """A loss with a term for the model itself, which also pulls where there are no data. The second user has none."""
+
+    name, metric = "decays", "none"
+    examples = np.array([3, 0])
+
+    def initial_parameters(self) -> dict[str, Tensor]:
+        return {"w": torch.full((4,), 2.0)}
+
+    def batch(self, user: int, examples: np.ndarray | None, draw: np.random.Generator) -> tuple[Tensor, ...]:
+        return (torch.ones(int(self.examples[user])),)
+
+    def loss(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
+        return batch[0].sum() * parameters["w"].sum() + parameters["w"].square().sum()
+
+    def evaluate(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
+        return {}
+
+
+def test_a_user_with_empty_data_adds_nothing_to_any_sum() -> None:
+    """Of the pair that a guarantee compares, the one without the user's data; else a user moves a sum by 2 C."""
+    task = Decays()
+    layout, like = Layout.of(task.initial_parameters()), flatten(task.initial_parameters())
+    rule, measures = bounder(Bounding(rule="clip", bound=1.0, adaptive=Adaptive()), layout), Measures({"loss": 5.0})
+    local = LocalTraining(steps=2, learning_rate=0.1)
+    trainer = PartTrainer(task, layout, local, rule, np.full(2, 0.5), 0, like, measures)
+    for user, adds in ((0, True), (1, False)):
+        into = torch.zeros_like(like)
+        tally = trainer.add_part(like.clone(), np.array([user]), 0, into, rule.bounds)
+        assert [bool(into.any()), any(tally.votes), any(tally.measures)] == [adds] * 3
+        assert tally.users == 1

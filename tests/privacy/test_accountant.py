@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import dp_accounting
@@ -27,6 +28,7 @@ from confide.privacy.accountant import (
     epsilon,
     noise_multiplier,
     protection,
+    renyi_cost,
     shown,
     strength,
 )  # fmt: skip
@@ -245,6 +247,7 @@ def test_rounding_moves_delta_of_pld_by_no_more_than_the_documents_say(mu: float
 @pytest.mark.parametrize("event", [poisson(1.0, 0.1), everyone(3.0)], ids=["poisson", "everyone"])
 def test_rdp_takes_over_below_the_least_delta_of_pld(event: Event) -> None:
     assert [accountant_used("pld", delta) for delta in (1e-5, PLD_DELTA, 0.99 * PLD_DELTA)] == ["pld", "pld", "rdp"]
+    assert PLD_DELTA == 5e-10, "as the documents say"
     assert accountant_used("rdp", 1e-5) == "rdp"
     above, below = (epsilon([event] * 50, delta, "pld") for delta in (PLD_DELTA, 0.99 * PLD_DELTA))
     assert above < epsilon([event] * 50, PLD_DELTA, "rdp")
@@ -310,6 +313,14 @@ def test_a_mixed_composition_lies_between_its_parts(accountant: Accountant) -> N
     quiet, loud = poisson(1.0, 0.1), poisson(2.0, 0.1)
     mixed = epsilon([quiet] * 10 + [loud] * 10, 1e-5, accountant)
     assert epsilon([loud] * 20, 1e-5, accountant) < mixed < epsilon([quiet] * 20, 1e-5, accountant)
+
+
+@pytest.mark.parametrize("accountant", BOTH)
+def test_a_rate_amplifies_nothing_where_everybody_takes_part(accountant: Accountant) -> None:
+    whole = everyone(1.0)
+    claims_less = replace(whole, rate=0.01)
+    assert epsilon([claims_less] * 5, 1e-5, accountant) == epsilon([whole] * 5, 1e-5, accountant)
+    assert renyi_cost(claims_less, (2.0, 8.0)) == renyi_cost(whole, (2.0, 8.0))
 
 
 @pytest.mark.parametrize("accountant", BOTH)

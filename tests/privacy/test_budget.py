@@ -22,6 +22,7 @@ from confide.errors import UserError
 from confide.privacy.accountant import epsilon, renyi_cost
 from confide.privacy.budget import Budget, BudgetSpent, by_run, composed
 from confide.privacy.events import Event
+from confide.privacy.profile import covering_mu, gaussian_delta
 from confide.privacy.renyi_filter import ORDERS, RenyiFilter
 from confide.recipe import load
 from confide.runs import folder
@@ -152,6 +153,18 @@ def test_releases_of_several_adjacencies_are_added_up(tmp_path: Path) -> None:
     assert people.summary()["planned"] == pytest.approx(apart)
     assert composed([sampled(3.0), gaussian(3.0)], 1e-5) == epsilon([sampled(3.0), gaussian(3.0)], 1e-5, "pld")
     assert [run["releases"] for run in by_run(people)] == [5, 2]
+
+
+@pytest.mark.parametrize(("eps", "delta"), [(2.0, 1e-6), (8.0, 1e-5), (1.0, 1e-3)])
+def test_two_data_sets_of_a_user_that_are_both_there_cost_twice_epsilon_and_more_than_delta(
+    eps: float, delta: float
+) -> None:
+    """By way of the empty one. Of one Gaussian: twice epsilon alone is not enough, and with the larger delta it is."""
+    mu = covering_mu(eps, delta)
+    assert delta < gaussian_delta(2 * mu, 2 * eps) < (1 + math.exp(eps)) * delta
+    page = " ".join((Path(__file__).parents[2] / "docs/guarantee.md").read_text().split())
+    assert "a budget of (2, 1e-6) that is (4, 8.4e-6)" in page
+    assert round((1 + math.exp(2)) * 1e-6, 7) == 8.4e-6
 
 
 def test_a_run_over_other_people_is_refused(tmp_path: Path) -> None:

@@ -172,6 +172,14 @@ def test_going_back_to_the_first_environment_is_an_attempt_of_its_own(tmp_path: 
     assert Ledger.read(tmp_path / ledger.FILE).count == STEPS + 3
 
 
+def test_every_step_after_one_that_was_released_anew_is_counted_again(tmp_path: Path) -> None:
+    """It begins from another model, so that its value is another one, though the place is the first one again."""
+    book = written(tmp_path / ledger.FILE)
+    assert book.record(2, EVENT, ELSEWHERE) == 1
+    assert [book.record(step, EVENT, HERE) for step in range(3, STEPS)] == [1] * (STEPS - 3)
+    assert Ledger.read(tmp_path / ledger.FILE).count == STEPS + 1 + STEPS - 3
+
+
 def test_another_attempt_draws_other_noise() -> None:
     settings = Privacy(mechanism="gaussian", noise_multiplier=1.0, delta=1e-5)
     plan = make_plan(settings, Sampling(cohort=20), np.full(100, 0.01), 1.0, 10, 0)

@@ -131,7 +131,7 @@ def test_the_figures_of_what_the_end_gives_away_are_right(place: str) -> None:
         f"{beyond[0]} ",
         f"at z = 1 and {beyond[1]} at z = 0.5",
         f"{stats.norm.pdf(SEEDED_END):.1e} sqrt(d) / z",  # the mass that a small shift moves over the end
-        f"{2000 * 255e6 / 2 * 2.0**-117:.0e}",
+        f"{2000 * 255e6 / 2 * math.exp(-(SYSTEM_END**2) / 2):.0e}",  # of pairs
     ]
     assert [part for part in said if part not in text] == []
 

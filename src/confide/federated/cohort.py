@@ -92,6 +92,7 @@ class PartTrainer:
     ) -> None:  # fmt: skip
         self.task, self.layout, self.local, self.bounder, self.measures = task, layout, local, bounder, measures
         self.weights = torch.from_numpy(weights)  # (population,) float64
+        self.with_data = torch.from_numpy(np.asarray(task.examples) > 0)  # (population,)
         self.device = like.device
         self.plain = PlainTrainer(task, layout, local, seed, like)
         ranks = _ranks(task, local, layout)
@@ -150,8 +151,10 @@ class PartTrainer:
         self, updates: Updates, users: np.ndarray, into: Tensor, rule: Bounder, vote: bool, right: Tensor | None = None
     ) -> Tally:
         finite = torch.isfinite(updates.norms).all(dim=1) & torch.isfinite(updates.losses)  # (users,)
+        finite &= self.with_data[users].to(finite.device)
         norms = torch.where(finite[:, None], updates.norms, 0.0)
-        # A user whose loss or update is not finite contributes zero and is counted.
+        # A user whose loss or update is not finite contributes zero and is counted. So does one without data, whatever
+        # a task's loss says of it: a guarantee compares each user with one that adds nothing.
         factors = torch.where(finite[:, None], rule.of(torch.from_numpy(users)).factors(norms), 0.0)  # (users, layers)
         updates.weighted_sum(factors * self.weights[users][:, None], into)
         lengths, bounded = torch.linalg.vector_norm(norms, dim=1), (factors < ROUNDING).any(dim=1) & finite

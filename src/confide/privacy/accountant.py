@@ -147,6 +147,8 @@ def _key(event: Event) -> _Key:
     kind, rate = event.sampler, event.turn_rate
     if kind == "cyclic_poisson":  # a turn is a Poisson-sampled release like any other
         kind = "poisson" if rate < 1 else "everyone"
+    if kind == "everyone":
+        rate = 1.0  # nothing is amplified, whatever a line says
     return kind, event.cohort, event.population, rate, event.noise_multiplier
 
 

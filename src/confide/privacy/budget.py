@@ -14,7 +14,8 @@ empty in the other, in all runs alike; the number of users is the same. Runs of 
     cyclic, cyclic_poisson         the same, beside a public schedule or public groups;
     fixed, local                   a user's data are replaced by any other, also by empty ones: charged for more.
 
-For two data sets of a user of which none is empty, a budget promises twice its epsilon, by way of the empty one.
+For two data sets of a user of which none is empty, a budget promises twice its epsilon at (1 + e^epsilon) times its
+delta, by way of the empty one: P(S) <= e^epsilon (e^epsilon P'(S) + delta) + delta.
 
 Never too little. Under a lock on the file the new lines of others are read, the filter is asked, and the line is on
 disk before the run's own ledger gets its line, and before the release. A kill in between leaves a charge without a
