@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from confide.build import make_loop
+from confide.privacy.accountant import shown
+from confide.recipe import load
+
 ROOT = Path(__file__).resolve().parents[1]
 ROW = re.compile(r"^\| (?P<sentence>.+) \| `(?P<file>tests/[\w/]+\.py)::(?P<name>test_\w+)` \|$")
 
@@ -42,3 +46,15 @@ def test_every_part_of_the_page_has_promises_in_the_list() -> None:
         if not any(sentence in " ".join(flat(part).split()) for sentence in sentences)
     ]
     assert unchecked == []
+
+
+def test_the_sentence_at_the_top_has_the_numbers_of_the_shipped_recipe() -> None:
+    loop = make_loop(load("convex/digits"))
+    plan, steps = loop.plan, loop.recipe.run.steps
+    spent = shown(plan.epsilon(plan.charges(steps)))
+    expected = (
+        f"The final model is ({spent}, {plan.delta:g})-differentially private for every {loop.recipe.unit.name} "
+        f"({plan.event.adjacency}), by PLD accounting of {steps} releases with noise multiplier "
+        f"{plan.event.noise_multiplier:.4g}; cohorts of {plan.cohort_size} of {plan.event.population} users (poisson)."
+    ).replace("-05", "-5")
+    assert expected in " ".join(flat((ROOT / "docs" / "guarantee.md").read_text()).split())

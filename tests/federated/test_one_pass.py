@@ -236,3 +236,24 @@ def test_a_tensor_that_is_used_twice_gets_both_gradients() -> None:
         mine = losses(leaves)[torch.tensor(owners) == user].sum()
         for name, expected in zip(leaves, torch.autograd.grad(mine, list(leaves.values())), strict=True):
             torch.testing.assert_close(taps.gradients[name][user], expected)
+
+
+# What users in one pass have to do with each other
+
+
+def test_who_else_is_in_a_cohort_changes_the_last_bits_of_what_a_user_adds_and_no_more() -> None:
+    draw, largest = np.random.default_rng(0), 0.0
+    for _ in range(3):
+        frames = [draw.integers(2, 90, size=draw.integers(1, 4)).tolist() for _ in range(8)]
+        task, local = _task(frames), _local()
+        layout, central = Layout.of(task.initial_parameters()), flatten(task.initial_parameters())
+        trainer = OnePassTrainer(task, layout, local, seed=2)
+        for user in range(2):
+            sent = []
+            for users in (7, 8):  # with the last user and without
+                factors, into = torch.zeros(users, len(layout.names), dtype=torch.float64), torch.zeros_like(central)
+                factors[user] = 1.0
+                trainer.updates(central, np.arange(users), 3).weighted_sum(factors, into)
+                sent.append(into.double())
+            largest = max(largest, float((sent[0] - sent[1]).norm() / sent[0].norm()))
+    assert largest < 1e-5

@@ -98,3 +98,14 @@ def test_bad_questions_are_refused() -> None:
         given = {"cohort": 50, "population": 1000, "rounds": 40, "delta": 1e-4, "epsilons": [1.0], **wrong}
         with pytest.raises(UserError):
             list(advice.compare(**given))  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_the_table_of_the_page_is_what_the_command_answers() -> None:
+    """One row of it: calibrating all three mechanisms for 2,000 steps takes ten seconds and more."""
+    page = (Path(__file__).parents[2] / "docs" / "guarantee.md").read_text()
+    (row,) = advice.compare(1000, 100_000, 2000, 1e-6, [4.0])
+    plain, turns, sampled = row.choices
+    less = 1 - sampled.rms / plain.rms
+    told = f"| 4 | {plain.rms:.4f} | {turns.rms:.4f} | {sampled.rms:.4f} ({sampled.bands} bands) | {100 * less:.0f} % |"
+    assert told in page

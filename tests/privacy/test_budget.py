@@ -22,6 +22,7 @@ from confide.errors import UserError
 from confide.privacy.accountant import epsilon, renyi_cost
 from confide.privacy.budget import Budget, BudgetSpent, by_run, composed
 from confide.privacy.events import Event
+from confide.privacy.ledger import Entry, Ledger
 from confide.privacy.profile import covering_mu, gaussian_delta
 from confide.privacy.renyi_filter import ORDERS, RenyiFilter
 from confide.recipe import load
@@ -302,6 +303,27 @@ def test_a_kill_between_line_and_release_never_under_counts_and_a_repeat_costs_n
     spent = Budget.read(people.path)
     assert spent.filter.taken == folder.check_ledger(tmp_path / "run")["releases"]
     assert spent.filter.taken == (6 if source == "seeded" else 7), "a repeat to the bit is one charge"
+
+
+@pytest.mark.parametrize(("source", "charges"), [("seeded", 6), ("system", 7)])
+def test_a_stop_between_charge_and_line_charges_a_step_that_is_repeated_to_the_bit_once(
+    source: str, charges: int, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_figures: None
+) -> None:
+    people, write = make(tmp_path, 50), Ledger._write
+
+    def stopped(self: Ledger, body: dict[str, object], entry: Entry | None = None) -> None:
+        if entry is not None and entry.step == 3:
+            raise RuntimeError("stopped")
+        write(self, body, entry)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "_write", stopped)
+        with pytest.raises(RuntimeError, match="stopped"):
+            folder.train(recipe_with(people, f"privacy.source={source}", tiny=tiny), tmp_path / "run", quiet=True)  # type: ignore[arg-type]
+    assert Budget.read(people.path).filter.taken == 4
+    folder.resume(tmp_path / "run", quiet=True)
+    assert folder.check_ledger(tmp_path / "run")["releases"] == 6
+    assert Budget.read(people.path).filter.taken == charges
 
 
 def test_another_budget_than_the_run_began_with_is_refused(tiny: str, tmp_path: Path, no_figures: None) -> None:

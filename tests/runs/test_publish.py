@@ -330,7 +330,8 @@ def test_what_the_owner_does_not_say_is_said_to_be_unsaid(run: Path, tmp_path: P
 
 def test_test_metrics_are_published_only_on_request(run: Path, tmp_path: Path) -> None:
     publish.publish(run, tmp_path / "without")
-    assert "accuracy" not in front_of(tmp_path / "without")
+    assert "model-index" not in front_of(tmp_path / "without")
+    assert "test data" not in (tmp_path / "without" / "README.md").read_text()
     publish.publish(run, tmp_path / "with", with_test_metrics=True)
     result = front_of(tmp_path / "with")["model-index"][0]["results"][0]
     assert {m["type"]: m["value"] for m in result["metrics"]} == folder.summary_of(run)["metrics"]
