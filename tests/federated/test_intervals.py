@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from confide.errors import UserError
-from confide.federated.intervals import difference, holm, interval
+from confide.federated.intervals import difference, difference_of_means, holm, interval, interval_of_mean
 from confide.federated.items import Items, number_names
 from confide.files import digest
 
@@ -101,3 +101,34 @@ def test_items_come_back_from_json_as_they_were_and_names_of_test_sets_depend_on
     assert again.value == items.value == pytest.approx(100 * 3.5 / 3)
     assert [row[:3] for row in items.table()] == [("b", 150.0, 2), ("a", 50.0, 1)]
     assert digest(["ab", "c"]) != digest(["a", "bc"]) != digest(["a", "cb"])
+
+
+def test_means_over_seeds_are_judged_as_scipy_judges_them() -> None:
+    from scipy import stats  # type: ignore[import-untyped]
+
+    draw = np.random.default_rng(0)
+    one, two = draw.normal(10, 1, 5), draw.normal(11, 2, 5)
+    low, high = interval_of_mean(one.tolist())
+    assert (low, high) == pytest.approx(stats.t.interval(0.95, 4, one.mean(), stats.sem(one)))
+    paired = difference_of_means(dict(enumerate(one)), dict(enumerate(two)))
+    expected = stats.ttest_rel(two, one)
+    assert (paired.value, paired.p) == pytest.approx((two.mean() - one.mean(), expected.pvalue))
+    assert (paired.low, paired.high) == pytest.approx(tuple(expected.confidence_interval(0.95)))
+    welch = difference_of_means(dict(enumerate(one)), {seed + 1: value for seed, value in enumerate(two)})
+    expected = stats.ttest_ind(two, one, equal_var=False)
+    assert welch.p == pytest.approx(expected.pvalue)
+    assert (welch.low, welch.high) == pytest.approx(tuple(expected.confidence_interval(0.95)))
+
+
+def test_alike_recipes_are_called_different_in_about_one_of_twenty_cases() -> None:
+    draw = np.random.default_rng(1)
+    for seeds in ((range(3), range(3)), (range(3), range(5, 9))):
+        draws = [[{seed: float(draw.normal()) for seed in own} for own in seeds] for _ in range(1000)]
+        found = [difference_of_means(one, two).p < 0.05 for one, two in draws]
+        assert 0.02 < np.mean(found) < 0.08
+
+
+def test_seeds_that_agree_to_the_last_digit_are_no_proof() -> None:
+    """Figures of few test items are often equal; a spread of nothing would make any difference certain."""
+    assert difference_of_means({0: 1.0, 1: 1.1}, {0: 2.0, 1: 2.1}).p == 1.0
+    assert difference_of_means({0: 1.0, 1: 1.0}, {2: 2.0, 3: 2.0}).p == 1.0

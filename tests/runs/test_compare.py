@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,14 +20,16 @@ Command = Callable[..., tuple[int, str, str]]
 pytestmark = pytest.mark.usefixtures("no_figures_here")
 
 
+QUICK = ["privacy={mechanism: none}", "evaluation={every: 20}"]
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, no_figures_here: None) -> dict[str, Path]:
     """A good model, the same recipe with another seed, one that has hardly begun, and one of another task."""
     place = tmp_path_factory.mktemp("runs")
     wanted = {"good": ["run={steps: 40}"], "twin": ["run={steps: 40, seed: 1}"], "young": ["run={steps: 1}"]}
-    quick = ["privacy={mechanism: none}", "evaluation={every: 20}"]
     for name, sets in wanted.items():
-        folder.train(recipe.load("convex/digits", [*quick, *sets]), place / name, quiet=True)
+        folder.train(recipe.load("convex/digits", [*QUICK, *sets]), place / name, quiet=True)
     quadratic = ["run={steps: 2}", "evaluation={every: 2}"]
     folder.train(recipe.load("convex/quadratics", quadratic), place / "other", quiet=True)
     return {name: place / name for name in (*wanted, "other")}
@@ -105,21 +108,108 @@ def test_the_page_is_whole_and_the_table_names_every_run(
     runs: dict[str, Path], tmp_path: Path, command: Command
 ) -> None:
     path = tmp_path / "page.html"
-    code, out, _ = command("compare", runs["good"], runs["twin"], runs["young"], "--out", path)
+    code, out, _ = command("compare", runs["good"], runs["young"], "--out", path)
     assert code == 0
-    assert out.count("is better than young") == 2
+    assert out.count("good is better than young") == 1
     page = path.read_text()
     assert page.endswith("</html>\n")
-    assert page.count("<td class=n data-v=") > 10
+    assert page.count("<td class=n data-v=") > 6
     for said in ("good is better than young", "Where the recipes differ", "By class", "<figure class=chart>"):
         assert said in page
 
 
-def test_p_values_are_raised_for_the_number_of_pairs(runs: dict[str, Path]) -> None:
-    found = comparison.compare([runs["good"], runs["twin"], runs["young"]])
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory: pytest.TempPathFactory, no_figures_here: None) -> dict[str, list[Path]]:
+    """Three recipes with three seeds each: one that has hardly begun, and two that end alike."""
+    place = tmp_path_factory.mktemp("seeds")
+    wanted = {"short": (1, 0.016), "long": (30, 0.016), "like": (30, 0.0161)}
+    found: dict[str, list[Path]] = {name: [] for name in wanted}
+    for name, (steps, rate) in wanted.items():
+        for seed in range(3):
+            sets = [f"run={{steps: {steps}, seed: {seed}}}", f"central.learning_rate={rate}"]
+            found[name].append(place / f"{name}-seed{seed}")
+            folder.train(recipe.load("convex/digits", [*QUICK, *sets]), found[name][-1], quiet=True)
+    return found
+
+
+def test_p_values_are_raised_for_the_number_of_pairs(seeds: dict[str, list[Path]]) -> None:
+    found = comparison.compare([own[0] for own in seeds.values()])
     assert len(found.pairs) == 3
     assert all(pair.p >= pair.difference.p for pair in found.pairs)
     assert any(pair.p > pair.difference.p for pair in found.pairs)
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_recipe_and_recipes_are_compared(
+    seeds: dict[str, list[Path]], command: Command
+) -> None:
+    found = document(command, *(run for own in seeds.values() for run in own))
+    short, long, like = found["groups"]
+    assert [group["group"] for group in found["groups"]] == [
+        "learning_rate=0.016, steps=1", "learning_rate=0.016, steps=30", "learning_rate=0.0161, steps=30",
+    ]  # fmt: skip
+    assert short["seeds"] == long["seeds"] == like["seeds"] == [0, 1, 2]
+    assert short["runs"] == [str(run) for run in seeds["short"]]
+    assert long["mean"] == pytest.approx(sum(long["values"]) / 3)
+    assert set(found["recipes"]) == {"central.learning_rate", "run.steps"}
+    pairs = {(pair["first"], pair["second"]): pair for pair in found["pairs"]}
+    assert len(pairs) == 3
+    gap = pairs[short["group"], long["group"]]
+    assert gap["verdict"] == f"{long['group']} is better than {short['group']}"
+    assert gap["difference"] == pytest.approx(long["mean"] - short["mean"])
+    assert gap["interval"][0] > 0
+    assert gap["p_adjusted"] > gap["p"]
+    assert gap["units"] == 3
+    alike = pairs[long["group"], like["group"]]
+    assert not alike["real"]
+    assert alike["verdict"].startswith("no difference is shown")
+
+
+def test_a_matrix_of_recipes_stands_in_the_terminal_and_on_the_page(
+    seeds: dict[str, list[Path]], tmp_path: Path, command: Command
+) -> None:
+    page = tmp_path / "page.html"
+    code, out, _ = command("compare", *(run for own in seeds.values() for run in own), "--out", page)
+    assert code == 0
+    assert "the row beside the column" in out
+    assert "better by" in out
+    assert "worse by" in out
+    cells = re.findall("<td class='(better|worse|soft|)'>([^<]*)</td>", page.read_text().partition("id=verdicts")[2])
+    assert len(cells) == 9
+    assert [words for _, words in cells][::4] == ["", "", ""]
+    assert [words for _, words in cells].count("not shown") == 2
+    assert sum(kind == "better" for kind, _ in cells) == sum(kind == "worse" for kind, _ in cells) == 2
+    assert "All 9 runs" in page.read_text()
+
+
+def test_one_seed_alone_is_shown_and_not_judged(seeds: dict[str, list[Path]], command: Command) -> None:
+    found = document(command, *seeds["long"], seeds["short"][0])
+    assert found["pairs"] == []
+    assert found["groups"][1]["interval"] is None
+    assert any(note.startswith("one seed alone says nothing") for note in found["notes"])
+
+
+def test_a_run_that_is_given_as_a_copy_too_does_not_count_twice(
+    seeds: dict[str, list[Path]], tmp_path: Path, command: Command
+) -> None:
+    copy = Path(shutil.copytree(seeds["long"][0], tmp_path / "copy"))
+    found = document(command, *seeds["long"], copy, *seeds["short"])
+    assert [len(group["runs"]) for group in found["groups"]] == [3, 3]
+    assert any("the first counts" in note and "copy" in note for note in found["notes"])
+
+
+def test_recipes_of_unlike_epsilon_are_warned_of(
+    seeds: dict[str, list[Path]], tmp_path: Path, command: Command
+) -> None:
+    places = []
+    for name, epsilon in (("short", 1.0), ("long", 8.0)):
+        for run in seeds[name][:2]:
+            places.append(Path(shutil.copytree(run, tmp_path / run.name)))
+            summary = json.loads((places[-1] / "summary.json").read_text())
+            (places[-1] / "summary.json").write_text(json.dumps(summary | {"epsilon": epsilon, "delta": 1e-5}))
+    found = document(command, *places)
+    (warning,) = [note for note in found["notes"] if note.startswith("warning")]
+    assert "steps=1 1," in warning
+    assert "steps=30 8)" in warning
 
 
 @pytest.mark.parametrize("names", [["good"], ["good", "good"]])

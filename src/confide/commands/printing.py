@@ -6,9 +6,13 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from confide.runs.comparison import Comparison
 
 Row = Sequence[str]
+WIDTH = 110  # letters that a table of runs may take
 _FEW = 4  # rows kept at either end of a long table
 
 
@@ -129,3 +133,16 @@ def _summary_rows(summary: dict[str, Any], out: Path) -> Iterable[Row]:
     for reason, count in summary.get("skipped", {}).items():
         yield f"left out: {reason}", str(count)
     yield "central steps", f"{summary['steps']} in {summary['seconds']:.1f} s"
+
+
+def print_groups(found: Comparison) -> None:
+    """The recipes of a comparison, each with the mean and interval over its seeds."""
+    from confide.federated.items import in_words
+
+    rows = []
+    for group in found.groups:
+        value, between, epsilon = group.shown
+        seeds = ", ".join(str(run.recipe.run.seed) for run in group.runs)
+        rows.append((group.name, in_words(group.metric), value, between, seeds, epsilon))
+    columns = ("recipe", "metric", "mean", "95 % interval", "seeds", "epsilon")
+    print_table(columns, rows, left=2, width=WIDTH, overflow="fold")

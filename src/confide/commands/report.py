@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from confide.commands.options import Folder, Json
-from confide.commands.printing import Row, print_json, print_table
+from confide.commands.printing import WIDTH, Row, print_groups, print_json, print_table
 
 if TYPE_CHECKING:
     from confide.runs.comparison import Comparison
-
-_WIDTH = 110
 
 
 def report(
@@ -44,7 +42,12 @@ def compare(
     in pairs. A difference is real where a paired randomisation test, corrected for the number of pairs, finds it.
     Runs on different test sets are shown, and said to be not comparable.
 
+    Runs that differ in nothing but `run.seed` are one recipe: with several recipes their means over seeds are compared
+    in place of runs (Student's t, paired by seed where both have the same seeds).
+
     Example: `confide compare runs/demo/global runs/demo/per-layer --out comparison.html`
+
+    Example: `confide compare runs/clip-seed* runs/normalise-seed*`
     """
     from confide.report.comparison import write_page
     from confide.runs import comparison
@@ -81,6 +84,37 @@ def watch(run: Folder) -> None:
 
 
 def _show(found: Comparison) -> None:
+    if found.groups:
+        print_groups(found)
+    else:
+        _show_runs(found)
+    names = [side.name for side in found.sides]
+    if found.recipes:
+        differing = [(name, *values) for name, values in found.recipes.items()]
+        title, columns = "where the recipes differ", ("setting", *names)
+        print_table(columns, differing, title=title, left=len(columns), width=WIDTH, overflow="fold")
+    else:
+        print("the recipes are the same")
+    if found.pairs and len(names) > 2:
+        matrix = [(name, *(words for words, _ in row)) for name, row in zip(names, found.matrix(), strict=True)]
+        title, columns = "the row beside the column", ("", *names)
+        print_table(columns, matrix, title=title, left=len(columns), width=WIDTH, overflow="fold")
+    if found.pairs:
+        verdicts = [
+            (
+                found.verdict(pair), f"{pair.difference.value:+.4g}",
+                f"{pair.difference.low:+.4g} to {pair.difference.high:+.4g}", f"{pair.p:.3g}",
+                "yes" if pair.real else "not shown",
+            )
+            for pair in found.pairs
+        ]  # fmt: skip
+        columns = ("verdict", "difference", "95 % interval", "p", "real?")
+        print_table(columns, verdicts, width=WIDTH, overflow="fold")
+    for note in found.notes:
+        print(f"note: {note}")
+
+
+def _show_runs(found: Comparison) -> None:
     from confide.federated.items import in_words
 
     rows = []
@@ -92,27 +126,7 @@ def _show(found: Comparison) -> None:
         steps, seconds = f"{summary['steps']:,}", f"{summary['seconds']:.1f}"
         rows.append((run.name, in_words(run.metric), value, between, epsilon, cohort, steps, seconds))
     columns: Row = ("run", "metric", "value", "95 % interval", "epsilon", "cohort", "steps", "seconds")
-    print_table(columns, rows, left=2, width=_WIDTH, overflow="fold")
+    print_table(columns, rows, left=2, width=WIDTH, overflow="fold")
     for run in found.runs:
         if run.against_start:
             print(f"{run.name}: {run.against_start}")
-    if found.recipes:
-        columns = ("setting", *(run.name for run in found.runs))
-        differing = [(name, *values) for name, values in found.recipes.items()]
-        title = "where the recipes differ"
-        print_table(columns, differing, title=title, left=len(columns), width=_WIDTH, overflow="fold")
-    else:
-        print("the recipes are the same")
-    if found.pairs:
-        verdicts = [
-            (
-                found.verdict(pair), f"{pair.difference.value:+.4g}",
-                f"{pair.difference.low:+.4g} to {pair.difference.high:+.4g}", f"{pair.p:.3g}",
-                "yes" if pair.real else "not shown",
-            )
-            for pair in found.pairs
-        ]  # fmt: skip
-        columns = ("verdict", "difference", "95 % interval", "p", "real?")
-        print_table(columns, verdicts, width=_WIDTH, overflow="fold")
-    for note in found.notes:
-        print(f"note: {note}")

@@ -10,11 +10,14 @@ A paired randomisation test (Noreen 1989) decides whether a difference is real: 
 answers on any unit would change nothing, so the observed difference is held against those after random swaps. With few
 units the test cannot reject; the bootstrap alone would be too sure of itself there. Where several pairs are tested,
 Holm's method raises the p-values, so that the chance of one false alarm in the whole table stays at 5 %.
+
+Runs of one recipe with several seeds are another question: what would another seed give? There the values themselves
+are the sample, and Student's t judges their mean (`interval_of_mean`, `difference_of_means`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +41,7 @@ class Difference:
     p: float
     """Of a difference at least as large if the two were alike."""
     units: int
+    """How many test units, or seeds, it rests on."""
 
 
 def interval(items: Items, level: float = LEVEL, resamples: int = RESAMPLES) -> tuple[float, float]:
@@ -67,6 +71,47 @@ def holm(values: Sequence[float]) -> list[float]:
     raised = np.empty(len(given))
     raised[order] = np.maximum.accumulate(np.minimum(1.0, np.arange(len(given), 0, -1) * given[order]))
     return raised.tolist()
+
+
+def interval_of_mean(values: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
+    """Student's interval of the mean of two values or more."""
+    given = np.asarray(values, dtype=np.float64)
+    return _t_interval(float(given.mean()), _error_of_mean(given), len(given) - 1, level)
+
+
+def difference_of_means(first: Mapping[int, float], second: Mapping[int, float], level: float = LEVEL) -> Difference:
+    """How the means of two recipes differ, from the values of two seeds or more of each.
+
+    Recipes with the same seeds are paired by them; else it is Welch's test. Where all seeds agree to the last digit
+    there is no spread to judge by, and the difference counts as not shown.
+    """
+    from scipy.stats import t  # type: ignore[import-untyped]
+
+    one, two = (np.array([each[seed] for seed in sorted(each)], dtype=np.float64) for each in (first, second))
+    value = float(two.mean() - one.mean())
+    if first.keys() == second.keys():
+        error, freedom = _error_of_mean(two - one), float(len(one) - 1)
+    else:
+        parts = [_error_of_mean(one) ** 2, _error_of_mean(two) ** 2]
+        error = float(np.sqrt(sum(parts)))
+        below = sum(part**2 / (len(each) - 1) for part, each in zip(parts, (one, two), strict=True))
+        freedom = sum(parts) ** 2 / below if below else 1.0
+    units = min(len(one), len(two))
+    if error <= 1e-12 * abs(value):  # rounding alone
+        return Difference(value, value, value, 1.0, units)
+    p = 2 * float(t.sf(abs(value) / error, freedom))
+    return Difference(value, *_t_interval(value, error, freedom, level), p, units)
+
+
+def _error_of_mean(values: np.ndarray) -> float:
+    return float(values.std(ddof=1) / np.sqrt(len(values)))
+
+
+def _t_interval(mean: float, error: float, freedom: float, level: float) -> tuple[float, float]:
+    from scipy.stats import t
+
+    far = float(t.ppf((1 + level) / 2, freedom)) * error
+    return mean - far, mean + far
 
 
 def _resampled_interval(

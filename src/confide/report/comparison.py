@@ -11,7 +11,8 @@ from confide.files import read_json_lines, write_atomically
 from confide.report.charts import Chart, Line, number
 from confide.report.sections import MOST_GROUPS
 from confide.report.shell import Cell, document, table
-from confide.runs.comparison import ComparedRun, Comparison
+from confide.runs.compared import ComparedRun
+from confide.runs.comparison import Comparison
 from confide.runs.folder import METRICS
 
 _DOT = "<svg width=12 height=12 aria-hidden=true><circle cx=6 cy=6 r=5 class=bar /></svg> "
@@ -23,11 +24,12 @@ def write_page(path: Path, found: Comparison) -> Path:
 
 
 def render(found: Comparison, home: str = "") -> str:
-    title = "Comparison: " + ", ".join(run.name for run in found.runs)
+    title = "Comparison: " + ", ".join(side.name for side in found.sides)
     notes = "".join(f"<p class=note>{html.escape(note[0].upper() + note[1:])}.</p>" for note in found.notes)
     body = [
         f"<h1>{html.escape(title)}</h1>",
-        _runs(found),
+        *_over_seeds(found),
+        *([] if found.groups else [_runs(found)]),
         *_matrix(found),
         *_pairs(found),
         notes,
@@ -35,6 +37,7 @@ def render(found: Comparison, home: str = "") -> str:
         "<h2>Curves</h2><div class=charts>",
         *(chart.svg() for chart in _charts(found)),
         "</div>",
+        *([f"<details><summary>All {len(found.runs)} runs</summary>{_runs(found)}</details>"] if found.groups else []),
         *_groups(found),
     ]
     return document(title, body, home)
@@ -75,26 +78,36 @@ def _whisker(run: ComparedRun, low: float, high: float) -> str:
     return f"<svg width=140 height=16 aria-hidden=true>{line}<circle class=bar cx={c:.1f} cy=8 r=4 /></svg>"
 
 
+def _over_seeds(found: Comparison) -> list[str]:
+    """The recipes, each with the mean of its seeds."""
+    if not found.groups:
+        return []
+    rows: list[list[Cell]] = []
+    for group in found.groups:
+        value, between, epsilon = group.shown
+        seeds = ", ".join(str(run.recipe.run.seed) for run in group.runs)
+        rows.append([group.name, in_words(group.metric), (group.value or 0.0, value), between, seeds, epsilon])
+    heads = ["recipe", "metric", "mean", "95 % interval", "seeds", "epsilon"]
+    return [
+        "<p class=soft>Runs that differ in nothing but their seed are one recipe. Intervals are Student's, over seeds: "
+        "what another seed would give.</p>",
+        f"<div class=scroll>{table(heads, rows)}</div>",
+    ]
+
+
 def _matrix(found: Comparison) -> list[str]:
-    """Run against run: what the row is beside the column, or that a difference is not shown."""
+    """Side against side: what the row is beside the column, or that a difference is not shown."""
     if not found.pairs:
         return []
-    said = {}
-    for pair in found.pairs:
-        both, kinds = found.words_of(pair)
-        said[pair.first, pair.second] = (both[0], kinds[0])
-        said[pair.second, pair.first] = (both[1], kinds[1])
-    heads = "".join(f"<th scope=col>{html.escape(run.name)}</th>" for run in found.runs)
+    heads = "".join(f"<th scope=col>{html.escape(side.name)}</th>" for side in found.sides)
     rows = []
-    for i, run in enumerate(found.runs):
-        cells = []
-        for j in range(len(found.runs)):
-            words, kind = ("", "") if i == j else said.get((i, j), ("not comparable", "soft"))
-            cells.append(f"<td class='{kind}'>{html.escape(words)}</td>")
-        rows.append(f"<tr class=c{i % 8}><th scope=row>{_DOT}{html.escape(run.name)}</th>{''.join(cells)}</tr>")
+    for i, (side, cells) in enumerate(zip(found.sides, found.matrix(), strict=True)):
+        inner = "".join(f"<td class='{kind}'>{html.escape(words)}</td>" for words, kind in cells)
+        rows.append(f"<tr class=c{i % 8}><th scope=row>{_DOT}{html.escape(side.name)}</th>{inner}</tr>")
+    shows = "seeds" if found.groups else "test items"
     return [
-        "<h2>Verdicts</h2><p class=soft>How the run of a row is beside the run of a column. A difference that is "
-        "&ldquo;not shown&rdquo; may be there: these test items do not show it.</p>",
+        "<h2>Verdicts</h2><p class=soft>How a row is beside a column. A difference that is &ldquo;not shown&rdquo; may "
+        f"be there: these {shows} do not show it.</p>",
         f"<div class=scroll><table id=verdicts><thead><tr><th></th>{heads}</tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div>",
     ]
@@ -112,13 +125,15 @@ def _pairs(found: Comparison) -> list[str]:
         ]
         for pair in found.pairs
     ]  # fmt: skip
-    first = found.runs[found.pairs[0].first].items
+    first = found.runs[0].items
     units = "" if first is None else first.groups_called if first.clustered else "test items"
+    paired, test = f"paired over the same {html.escape(units)}", "paired randomisation test"
+    if found.groups:
+        paired, test = "of the means over seeds, paired where both have the same seeds", "Student's t; else Welch's"
     return [
         "<h2>Differences</h2>",
-        f"<p class=soft>Second minus first, paired over the same {html.escape(units)}; real where p, raised for the "
-        f"{len(rows)} pair{'s' if len(rows) > 1 else ''} by Holm's method, is below 0.05 (paired "
-        "randomisation test).</p>",
+        f"<p class=soft>Second minus first, {paired}; real where p, raised for the "
+        f"{len(rows)} pair{'s' if len(rows) > 1 else ''} by Holm's method, is below 0.05 ({test}).</p>",
         f"<div class=scroll>{table(['verdict', 'difference', '95 % interval', 'p', 'real?'], rows)}</div>",
     ]
 
@@ -126,7 +141,7 @@ def _pairs(found: Comparison) -> list[str]:
 def _recipes(found: Comparison) -> list[str]:
     if not found.recipes:
         return ["<h2>Recipes</h2><p>The recipes are the same.</p>"]
-    heads = ["setting", *(run.name for run in found.runs)]
+    heads = ["setting", *(side.name for side in found.sides)]
     rows: list[list[Cell]] = [[name, *values] for name, values in found.recipes.items()]
     return ["<h2>Where the recipes differ</h2>", f"<div class=tall>{table(heads, rows, sortable=False)}</div>"]
 

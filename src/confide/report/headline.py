@@ -18,7 +18,7 @@ from confide.privacy.planner import Point, grow, too_few
 from confide.privacy.wording import NOT_FOR_RELEASE, meaning, seeded
 from confide.recipe import Recipe
 from confide.report.shell import card
-from confide.runs.comparison import main_metric
+from confide.runs.compared import main_metric
 from confide.runs.folder import mechanism_for
 
 TARGET = SCALE["moderate"]

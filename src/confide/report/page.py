@@ -16,7 +16,7 @@ from confide.report import guarantee, sections
 from confide.report.headline import headline
 from confide.report.shell import card, document, facts
 from confide.runs import beginning
-from confide.runs.comparison import main_metric
+from confide.runs.compared import main_metric
 from confide.runs.folder import METRICS, TIMES
 from confide.runs.stated import stated
 from confide.runs.watch import Watched, busy, duration

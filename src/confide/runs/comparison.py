@@ -2,116 +2,87 @@
 
 Runs are only compared where the content of their test sets is the same; the intervals of their differences are paired.
 `confide.federated.intervals` says how a difference is judged. The judgement is about these models: a recipe that is
-trained again with another seed gives another model, and only several seeds say how far apart two recipes are.
+trained again with another seed gives another model, and only several seeds say how far apart two recipes are. So runs
+that differ in nothing but their seed are one group (`confide.runs.compared`), and groups are compared in place of runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from confide.build import make_task
 from confide.errors import UserError
 from confide.federated import items as scores
-from confide.federated.intervals import LEVEL, Difference, difference, holm, interval
+from confide.federated.intervals import LEVEL, interval
 from confide.federated.items import Items
-from confide.privacy.accountant import protection, shown
+from confide.privacy.accountant import shown
 from confide.recipe import Recipe
 from confide.runs import beginning
 from confide.runs import folder as runs
-from confide.runs.beginning import Beginning, score_model
+from confide.runs.beginning import score_model
+from confide.runs.compared import (
+    REAL,
+    ComparedRun,
+    Group,
+    Pair,
+    Side,
+    groups_of,
+    pairs_of_groups,
+    pairs_of_runs,
+    recipe_differences,
+)
 from confide.runs.parameters import load_parameters_of
-
-REAL = 0.05
-
-
-@dataclass(frozen=True)
-class ComparedRun:
-    """One of the runs that are compared."""
-
-    name: str
-    folder: Path
-    recipe: Recipe
-    summary: dict[str, Any]
-    items: Items | None
-    interval: tuple[float, float] | None
-    beginning: Beginning | None = None
-
-    @property
-    def metric(self) -> str:
-        return main_metric(self.summary)
-
-    @property
-    def value(self) -> float | None:
-        found: float | None = self.summary["metrics"][self.metric]
-        return found
-
-    @property
-    def against_start(self) -> str:
-        """Whether the run ended better than it began, in words; empty where that is not on record."""
-        return "where it began was not recorded" if self.beginning is None else self.beginning.said(self.value)
-
-    @property
-    def shown(self) -> tuple[str, str, str]:
-        """The value, its interval and epsilon, as a table shows them."""
-        spent = self.summary["epsilon"]
-        return (
-            "not finite" if self.value is None else f"{self.value:.4g}",
-            "" if self.interval is None else f"{self.interval[0]:.4g} to {self.interval[1]:.4g}",
-            "no guarantee" if spent is None else shown(spent),
-        )
-
-    @property
-    def protection(self) -> str:
-        """Its epsilon on the scale of words."""
-        return protection(*(self.summary[name] for name in ("epsilon", "delta", "population")))
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two runs on one test set, by their places."""
-
-    first: int
-    second: int
-    difference: Difference
-    p: float
-    """Raised for the number of pairs (Holm)."""
-
-    @property
-    def real(self) -> bool:
-        return self.p < REAL
 
 
 @dataclass(frozen=True)
 class Comparison:
     runs: tuple[ComparedRun, ...]
+    groups: tuple[Group, ...]
+    """Runs by recipe, where some recipe has several seeds; else none."""
     pairs: tuple[Pair, ...]
+    """Of groups, where there are any; else of runs."""
     recipes: dict[str, tuple[str, ...]]
-    """Settings in which the recipes differ, with the value of each run."""
+    """Settings in which the recipes differ, with the value of each side."""
     notes: tuple[str, ...]
+
+    @property
+    def sides(self) -> tuple[Side, ...]:
+        """What is compared in pairs."""
+        return self.groups or self.runs
 
     def verdict(self, pair: Pair) -> str:
         """A pair in a sentence."""
-        one, two, gap = self.runs[pair.first], self.runs[pair.second], pair.difference
-        items = one.items
-        if items is None or gap.value == 0 or not pair.real:
-            return f"no difference is shown between {one.name} and {two.name}"
-        better = two if (gap.value > 0) == (items.better == "higher") else one
-        worse = one if better is two else two
-        return f"{better.name} is better than {worse.name}"
+        one, two = self.sides[pair.first].name, self.sides[pair.second].name
+        match self._second_is_better(pair):
+            case None:
+                return f"no difference is shown between {one} and {two}"
+            case True:
+                return f"{two} is better than {one}"
+            case _:
+                return f"{one} is better than {two}"
 
-    def words_of(self, pair: Pair) -> tuple[tuple[str, str], tuple[str, str]]:
-        """What the first is beside the second and the other way round: better, worse or not shown; and that again."""
-        items, gap = self.runs[pair.first].items, pair.difference.value
-        if items is None or gap == 0 or not pair.real:
-            return ("not shown", "not shown"), ("soft", "soft")
-        second = (gap > 0) == (items.better == "higher")
-        size = f"by {abs(gap):.3g}"
-        words = (f"worse {size}", f"better {size}") if second else (f"better {size}", f"worse {size}")
-        return words, ("worse", "better") if second else ("better", "worse")
+    def matrix(self) -> list[list[tuple[str, str]]]:
+        """Side against side: what the one of the row is beside the one of the column, in words and as a kind."""
+        size = range(len(self.sides))
+        cells = [[("", "") if i == j else ("not comparable", "soft") for j in size] for i in size]
+        for pair in self.pairs:
+            there, back = ("not shown", "soft"), ("not shown", "soft")
+            second = self._second_is_better(pair)
+            if second is not None:
+                by = f"by {abs(pair.difference.value):.3g}"
+                there, back = (f"worse {by}", "worse"), (f"better {by}", "better")
+                if not second:
+                    there, back = back, there
+            cells[pair.first][pair.second], cells[pair.second][pair.first] = there, back
+        return cells
+
+    def _second_is_better(self, pair: Pair) -> bool | None:
+        """None where a difference is not shown."""
+        way, gap = self.sides[pair.first].better, pair.difference.value
+        return None if way is None or gap == 0 or not pair.real else (gap > 0) == (way == "higher")
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -125,9 +96,10 @@ class Comparison:
                 }
                 for run in self.runs
             ],
+            "groups": [group.to_json() for group in self.groups],
             "pairs": [
                 {
-                    "first": str(self.runs[p.first].folder), "second": str(self.runs[p.second].folder),
+                    "first": _called(self.sides[p.first]), "second": _called(self.sides[p.second]),
                     "difference": p.difference.value, "interval": [p.difference.low, p.difference.high],
                     "p": p.difference.p, "p_adjusted": p.p, "units": p.difference.units, "real": p.real,
                     "verdict": self.verdict(p),
@@ -145,16 +117,20 @@ _FIELDS = (
 )  # fmt: skip
 
 
-def compare(folders: Sequence[Path]) -> Comparison:
-    """Read finished runs and hold them against each other."""
-    if len({folder.resolve() for folder in folders}) < 2:
+def compare(folders: Sequence[Path], by_recipe: bool = False) -> Comparison:
+    """Read finished runs and hold them against each other, by recipe also where all have the same, or one seed each."""
+    if len({folder.resolve() for folder in folders}) < 2 and not by_recipe:
         raise UserError(f"{len(set(folders))} run was given; expected two or more different ones to compare")
     notes: list[str] = []
     found = [_read_run(folder, name, notes) for folder, name in zip(folders, _shortest_names(folders), strict=True)]
-    pairs = _compare_pairs(found)
-    notes += _explain_incomparable(found)
-    notes += _units_of(found) + _unequal_epsilons(found)
-    if pairs:
+    groups = groups_of(found, notes, by_recipe)
+    sides: Sequence[Side] = groups or found
+    pairs = pairs_of_groups(groups) if groups else pairs_of_runs(found)
+    notes += _explain_groups(groups, pairs) if groups else _explain_incomparable(found)
+    notes += _units_of(found) + _unequal_epsilons(sides)
+    if pairs and groups:
+        notes.append("judged are recipes over their seeds, on these test people or items: others are another question")
+    elif pairs:
         units = min(p.difference.units for p in pairs)
         if units < 6:
             notes.append(f"{units} independent test units are too few to call any difference real at {REAL:.0%}")
@@ -162,12 +138,10 @@ def compare(folders: Sequence[Path]) -> Comparison:
             "judged are these models; trained again with another seed they would differ too, so compare recipes over "
             "several seeds"
         )
-    return Comparison(tuple(found), tuple(pairs), _recipe_differences([run.recipe for run in found]), tuple(notes))
-
-
-def main_metric(summary: dict[str, Any]) -> str:
-    """The metric that sums the task up; runs from before it was recorded have it first."""
-    return str(summary.get("metric") or next(iter(summary["metrics"])))
+    recipes = recipe_differences([group.runs[0].recipe for group in groups] or [run.recipe for run in found])
+    if groups:
+        recipes.pop("run.seed", None)
+    return Comparison(tuple(found), groups, tuple(pairs), recipes, tuple(notes))
 
 
 def items_of(folder: Path, recipe: Recipe) -> Items | None:
@@ -194,14 +168,31 @@ def _units_of(found: Sequence[ComparedRun]) -> list[str]:
     return [f"epsilons are for unlike units and cannot be compared ({listed})"]
 
 
-def _unequal_epsilons(found: Sequence[ComparedRun]) -> list[str]:
+def _called(side: Side) -> str:
+    """What JSON calls one of a pair: a run by its folder, a group by its name."""
+    return str(side.folder) if isinstance(side, ComparedRun) else side.name
+
+
+def _explain_groups(groups: Sequence[Group], pairs: Sequence[Pair]) -> list[str]:
+    """Which groups with seeds enough are not compared, and how the others are."""
+    judged = {(pair.first, pair.second) for pair in pairs}
+    several = [place for place, group in enumerate(groups) if len(group.runs) > 1]
+    apart = [
+        f"{groups[i].name} and {groups[j].name}" for i in several for j in several if i < j and (i, j) not in judged
+    ]
+    if not apart:
+        return []
+    return [f"not comparable, because test sets or metrics differ or a value is not finite: {'; '.join(apart)}"]
+
+
+def _unequal_epsilons(found: Sequence[Side]) -> list[str]:
     """Warn where runs spent unlike epsilons: what is better may have paid for it with its users' privacy."""
-    spent = {run.name: run.summary["epsilon"] for run in found}
+    spent = {side.name: side.epsilon for side in found}
     known = [value for value in spent.values() if value is not None]
     if not known or (len(known) == len(spent) and max(known) <= 1.05 * min(known)):
         return []
     listed = ", ".join(f"{name} {'none' if value is None else shown(value)}" for name, value in spent.items())
-    return [f"warning: the runs spent unlike epsilons ({listed}): a run that is better may have paid with privacy"]
+    return [f"warning: these spent unlike epsilons ({listed}): what is better may have paid with its users' privacy"]
 
 
 def _read_run(folder: Path, name: str, notes: list[str]) -> ComparedRun:
@@ -220,18 +211,6 @@ def _read_run(folder: Path, name: str, notes: list[str]) -> ComparedRun:
     return ComparedRun(name, folder, recipe, summary, items, between, beginning.read(folder))
 
 
-def _compare_pairs(found: Sequence[ComparedRun]) -> list[Pair]:
-    """All pairs on one test set, with p-values raised for their number."""
-    places, gaps = [], []
-    for i, j in combinations(range(len(found)), 2):
-        one, two = found[i].items, found[j].items
-        if one is not None and two is not None and (one.test, one.metric) == (two.test, two.metric):
-            places.append((i, j))
-            gaps.append(difference(one, two))
-    raised = holm([gap.p for gap in gaps])
-    return [Pair(i, j, gap, p) for (i, j), gap, p in zip(places, gaps, raised, strict=True)]
-
-
 def _explain_incomparable(found: Sequence[ComparedRun]) -> list[str]:
     """What is not compared, and why."""
     tests: dict[tuple[str, str], list[str]] = {}
@@ -242,22 +221,6 @@ def _explain_incomparable(found: Sequence[ComparedRun]) -> list[str]:
         return []
     sets = "; ".join(f"{', '.join(names)} ({metric}, test set {test})" for (metric, test), names in tests.items())
     return [f"not comparable, because their test sets or metrics differ: {sets}"]
-
-
-def _recipe_differences(recipes: Sequence[Recipe]) -> dict[str, tuple[str, ...]]:
-    flat = [_flatten(recipe.model_dump(mode="json", exclude={"description", "chosen"})) for recipe in recipes]
-    rows = {name: tuple(each.get(name, "") for each in flat) for own in flat for name in own}
-    return {name: values for name, values in rows.items() if len(set(values)) > 1}
-
-
-def _flatten(document: dict[str, Any], above: str = "") -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name, value in document.items():
-        if isinstance(value, dict):
-            found |= _flatten(value, f"{above}{name}.")
-        else:
-            found[f"{above}{name}"] = "none" if value is None else str(value)
-    return found
 
 
 def _shortest_names(folders: Sequence[Path]) -> list[str]:
