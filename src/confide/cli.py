@@ -31,6 +31,7 @@ from confide.commands import (
     reproduce,
     retrieval,
     serve,
+    sweep,
     train,
     transcribe,
     ui,
@@ -56,6 +57,7 @@ Start here:
   confide train convex/digits --out runs/digits  run it (about 10 s)
   confide guarantee runs/digits                  what it promises, to whom and against whom
   confide diagnose runs/digits                   what holds it back, and what to change
+  confide sweep convex/digits                    try settings, with several seeds
   confide ui runs                                plan, look at runs and try models in a browser
   confide audit convex/digits                    try to disprove the guarantee
   confide reproduce norm/table1                  a paper's table beside ours
@@ -72,8 +74,8 @@ _OPEN_NONE = (
 )
 # In the order of `confide --help`.
 for command in (
-    init.init, bench.bench, train.train, train.demo, train.resume, guarantee.guarantee, ledger.ledger, budget.budget,
-    audit.audit, reproduce.reproduce, report.report, report.compare, report.watch, diagnose.diagnose,
+    init.init, bench.bench, train.train, train.demo, train.resume, sweep.sweep, guarantee.guarantee, ledger.ledger,
+    budget.budget, audit.audit, reproduce.reproduce, report.report, report.compare, report.watch, diagnose.diagnose,
     evaluate.evaluate, transcribe.transcribe, retrieval.retrieve, retrieval.answer, release.release, publish.publish,
     export.export, serve.serve, ui.ui,
 ):  # fmt: skip

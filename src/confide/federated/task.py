@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MethodType
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -195,3 +195,11 @@ class TaskSection(Section, ABC):
     def unit(self) -> Unit:
         """What one user is."""
         return Unit(name="owner of data, as the task's own code has it", person=False, origin="found")
+
+    def held_out(self, percent: int) -> dict[str, Any] | None:
+        """What to change, to choose settings by: so many percent of the training people (or examples) are evaluated.
+
+        They do not train then, and nobody of the test takes part. Keys are those of the section, with dots; none where
+        the task cannot do it.
+        """
+        return None

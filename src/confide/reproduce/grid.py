@@ -1,7 +1,10 @@
 """Grids of runs that go on after a stop: every finished cell is one synced line of `cells.jsonl`.
 
 A cell is named by its recipe's digest and the package's version, so a changed recipe or program is run again and
-everything else is not. Cells run in processes of one thread each.
+everything else is not. Cells run in processes of one thread each, which end with the process that began them.
+
+Cells that are runs in folders of their own (`train_once`, as in `confide sweep`) need no such file: the folder says
+how far the run came, and Ctrl-C stops them after their step, where other cells are finished first.
 """
 
 from __future__ import annotations
@@ -11,11 +14,12 @@ import io
 import json
 import os
 import signal
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from functools import lru_cache
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +28,12 @@ from confide.build import make_task
 from confide.errors import Stopped, UserError
 from confide.federated.task import Task
 from confide.files import write_atomically
-from confide.progress import Reporter, stop_on_signal
+from confide.progress import Reporter, Stop, stop_on_signal
 from confide.recipe import Recipe
 from confide.report.page import write_report
 from confide.runs import folder as runs
 
+_PATIENCE = 0.5  # seconds until Ctrl-C reaches the runs
 Measure = Callable[[Recipe], dict[str, Any]]
 """Runs one cell. A function of a module, because it is called in another process."""
 
@@ -55,20 +60,29 @@ def run_cells(
     done = _read(path)
     missing = list({_name(cell): cell for cell in cells if _name(cell) not in done}.values())  # each once
     if missing:
-        with (
-            path.open("a") as file,
-            Reporter(label, len(cells), len(cells) - len(missing), quiet) as reporter,
-            stop_on_signal() as stop,
-        ):
-            for name, value in _run(missing, measure, workers, lambda: stop.asked):
-                done[name] = value
-                file.write(json.dumps({"cell": name, "value": value}, allow_nan=False) + "\n")
+        with path.open("a") as file:
+
+            def keep(cell: Recipe, value: dict[str, Any]) -> None:
+                done[_name(cell)] = value
+                file.write(json.dumps({"cell": _name(cell), "value": value}, allow_nan=False) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
-                reporter.advance("")
-            if stop.asked:
-                raise Stopped(f"stopped; finished cells are kept in {path}. The same command goes on from there")
+
+            measure_each(missing, measure, workers, label, quiet, keep, len(cells))
     return [done[_name(cell)] for cell in cells]
+
+
+def measure_each(
+    cells: Sequence[Recipe], measure: Measure, workers: int, label: str, quiet: bool,
+    keep: Callable[[Recipe, dict[str, Any]], object], total: int,
+) -> None:  # fmt: skip
+    """Measure the cells that are left of so many, and have each kept as soon as it is there."""
+    with Reporter(label, total, total - len(cells), quiet) as reporter, stop_on_signal() as stop:
+        for cell, value in _run(cells, measure, workers, stop):
+            keep(cell, value)
+            reporter.advance("")
+        if stop.asked:
+            raise Stopped("stopped; everything that is finished is kept. The same command goes on from there")
 
 
 def claim_text(one: dict[str, Any], form: str) -> str:
@@ -104,6 +118,8 @@ def text_table(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str
 
 def train_once(recipe: Recipe, place: Path, workers: int, quiet: bool) -> dict[str, Any]:
     """The summary of a run, which is made, or taken up where it stopped, unless it is finished."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a process of a grid: a run knows how to stop
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     unfinished = (place / runs.RECIPE).exists() and not (place / runs.SUMMARY).exists()
     if unfinished:
         return runs.resume(place, workers, quiet, page=write_report)
@@ -116,20 +132,43 @@ def cached_task(settings: Any, seed: int) -> Task:
     return make_task(settings, seed)
 
 
-def _run(cells: Sequence[Recipe], measure: Measure, workers: int, stopped: Callable[[], bool]) -> Any:
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_quiet_worker) as pool:
+def _run(
+    cells: Sequence[Recipe], measure: Measure, workers: int, stop: Stop
+) -> Iterator[tuple[Recipe, dict[str, Any]]]:
+    others = set(active_children())
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_begin_worker) as pool:
         waiting, running = list(cells)[::-1], dict[Future[dict[str, Any]], Recipe]()
-        while running or (waiting and not stopped()):
-            while waiting and len(running) < workers and not stopped():
+        told = False
+        while running or (waiting and not stop.asked):
+            while waiting and len(running) < workers and not stop.asked:
                 cell = waiting.pop()
                 running[pool.submit(measure, cell)] = cell
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                yield _name(running.pop(future)), future.result()
+            for future in wait(running, timeout=_PATIENCE, return_when=FIRST_COMPLETED).done:
+                cell = running.pop(future)
+                try:
+                    yield cell, future.result()
+                except (Stopped, KeyboardInterrupt):  # a run in a folder of its own, which goes on from there
+                    stop.asked = True
+            if stop.asked and not told:
+                told = True
+                for child in set(active_children()) - others:
+                    if child.pid is not None:
+                        os.kill(child.pid, signal.SIGINT)
 
 
-def _quiet_worker() -> None:
+def _begin_worker() -> None:
+    """Leave Ctrl-C to the parent, which tells its children, and end when the parent was killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.setpgrp()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _name(cell: Recipe) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -72,6 +72,9 @@ class RetrievalSettings(TaskSection):
     @property
     def has_head(self) -> bool:
         return self.method in ("head", "adapter_head")
+
+    def held_out(self, percent: int) -> dict[str, Any] | None:
+        return {"data.held_out": percent / 100}
 
     def make(self, seed: int) -> Task:
         from confide.retrieval.task import Retrieval

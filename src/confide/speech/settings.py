@@ -11,6 +11,8 @@ from confide.federated.task import Task, TaskSection
 from confide.settings import LocalPath, Unit
 from confide.speech.augment import SpecAugment
 from confide.speech.corpora import CorpusSettings
+from confide.speech.corpora.population import PopulationSettings
+from confide.speech.corpora.settings import SpeakerSettings
 from confide.speech.features import FeatureSettings
 from confide.speech.model import ModelSettings
 from confide.speech.tokens import Letters, Tokens
@@ -55,6 +57,13 @@ class SpeechSettings(TaskSection):
             return Unit(name="random share of the utterances", person=False, origin="dealt")
         named = "speaker, by the corpus's client_id" if self.corpus.kind == "common_voice" else "speaker"
         return Unit(name=named, person=True, origin="found")
+
+    def held_out(self, percent: int) -> dict[str, Any] | None:
+        if isinstance(self.corpus, PopulationSettings) and isinstance(self.test, PopulationSettings):
+            return {"test.part": "validation"}
+        if not isinstance(self.corpus, SpeakerSettings) or self.corpus.share is not None:
+            return None
+        return {"test": {**self.corpus.model_dump(mode="json"), "share": percent}, "corpus.share": 100 - percent}
 
     @model_validator(mode="before")
     @classmethod
