@@ -189,7 +189,7 @@ def test_the_installed_package_is_the_one_that_runs(site: Path, tmp_path: Path) 
 
 def test_the_extras_bring_the_modules_that_are_asked_for_in_their_name() -> None:
     declared = PROJECT["optional-dependencies"]
-    packages = {"faiss": "faiss-cpu", "espeakng_loader": "espeakng-loader"}
+    packages = {"faiss": "faiss-cpu", "espeakng_loader": "espeakng-loader", "mlflow": "mlflow-skinny"}
     for extra, modules in errors.MODULES.items():
         names = {re.split(r"[<>=]", line)[0] for line in declared[extra]}
         assert {packages.get(module, module) for module in modules} <= names
@@ -232,9 +232,8 @@ def test_what_is_missing_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_setup_and_the_readme_install_what_demo_and_tests_need() -> None:
     found = re.search(r"-e '\.\[(.*?)\]'", (ROOT / "Makefile").read_text())
     assert found is not None
-    assert {"dev", *errors.MODULES} - {"flower"} <= set(
-        found[1].split(",")
-    )  # Flower is tried in an environment of its own
+    apart = {"flower", "wandb", "mlflow"}  # tried in environments of their own
+    assert {"dev", *errors.MODULES} - apart <= set(found[1].split(","))
     assert "confide[speech]" in (ROOT / "README.md").read_text()
 
 

@@ -120,6 +120,8 @@ def train(
     sets: Sets = (),
     workers: int = 1,
     quiet: bool = True,
+    listeners: Sequence[str] = (),
+    send: bool = False,
 ) -> Run:
     """Start a run and see it through, as `confide train RECIPE --out OUT --set ...` does.
 
@@ -131,6 +133,8 @@ def train(
         sets: changes to a recipe given by name or path: `{"run.steps": 5}` or `["run.steps=5"]`.
         workers: how many processes train clients. The model is the same for any number.
         quiet: whether to leave out the progress bar.
+        listeners: who hears the figures of every step: `"wandb"`, `"mlflow"`, or a class as `"module:Class"`.
+        send: whether these may send figures off this machine. They have no noise, and no guarantee covers them.
 
     Returns:
         The run, finished.
@@ -158,8 +162,9 @@ def train(
     else:
         wanted = load_recipe(str(recipe), _words(sets))
     from confide.report.page import write_report
+    from confide.runs.listening import chosen
 
-    runs.train(wanted, Path(out), workers, quiet, page=write_report)
+    runs.train(wanted, Path(out), workers, quiet, page=write_report, listeners=chosen(listeners, send))
     return Run(Path(out))
 
 

@@ -14,6 +14,8 @@ MODULES = {
     "formats": ("av", "num2words"),
     "figures": ("matplotlib",),
     "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow",),
     "flower": ("flwr",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
 }

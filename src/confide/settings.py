@@ -358,7 +358,7 @@ def imported(name: str, field: str) -> Any:
     """What `module:function` names, installed or in a file of the current folder; a UserError says what is missing."""
     if os.environ.get(CODE_ENV) != "1":
         raise UserError(
-            f"{field}={name}: the recipe names code, which would run with all of your rights; it did not run. If you "
+            f"{field}={name}: this names code, which would run with all of your rights; it did not run. If you "
             f"know and trust {name.split(':')[0]}, add --allow-code (in Python: confide.allow_code())"
         )
     module, function = name.split(":")

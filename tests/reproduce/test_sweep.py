@@ -132,7 +132,7 @@ def steps(run: Path) -> list[int]:
     return [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().split("\n")[:-1]]
 
 
-def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
+def until(holds: Callable[[], bool], seconds: float = 240.0) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end

@@ -39,6 +39,23 @@ Device = Annotated[
         show_default=False,
     ),
 ]
+Listening = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--listener",
+        metavar="WHO",
+        help="Who hears the figures of every step, beside TensorBoard: wandb, mlflow, or a class of yours as "
+        "module:Class. They keep their files in the run's folder, unless --send. May be repeated.",
+    ),
+]
+Send = Annotated[
+    bool,
+    typer.Option(
+        "--send",
+        help="Let listeners send figures off this machine. These have no noise, and no guarantee covers them; refused "
+        "with privacy.source=system.",
+    ),
+]
 Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one value of the recipe; may be repeated."),

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from confide.commands.options import Device, Folder, Json, RecipeName, Sets, Workers
+from confide.commands.options import Device, Folder, Json, Listening, RecipeName, Send, Sets, Workers
 from confide.commands.printing import print_json, print_summary
 from confide.engines.ranks import Place, choose_device, dismiss, place
 from confide.errors import UserError
@@ -22,6 +22,8 @@ def train(
     set_: Sets = None,
     workers: Workers = 1,
     device: Device = None,
+    listener: Listening = None,
+    send: Send = False,
     as_json: Json = False,
 ) -> None:
     """Train a model as a recipe says.
@@ -40,9 +42,11 @@ def train(
     from confide.recipe import load
     from confide.report.page import write_report
     from confide.runs import folder
+    from confide.runs.listening import chosen
 
-    here, wanted = _rank(workers, device), load(recipe, set_ or [])
-    print_summary(folder.train(wanted, out, workers, as_json, here, page=write_report), out, as_json)
+    here, wanted, listeners = _rank(workers, device), load(recipe, set_ or []), chosen(listener, send)
+    summary = folder.train(wanted, out, workers, as_json, here, page=write_report, listeners=listeners)
+    print_summary(summary, out, as_json)
 
 
 def demo(
@@ -65,15 +69,22 @@ def demo(
     print(f"\n{made.text()}")
 
 
-def resume(run: Folder, workers: Workers = 1, device: Device = None, as_json: Json = False) -> None:
+def resume(
+    run: Folder, workers: Workers = 1, device: Device = None, listener: Listening = None, send: Send = False,
+    as_json: Json = False,
+) -> None:  # fmt: skip
     """Go on with a run that was stopped or killed. It ends exactly as if it had never stopped.
 
-    The number of workers, or of ranks (`torchrun ... -m confide resume RUN`), need not be that of the start.
+    The number of workers, or of ranks (`torchrun ... -m confide resume RUN`), need not be that of the start. Listeners
+    are not remembered: name them again.
     """
     from confide.report.page import write_report
     from confide.runs import folder
+    from confide.runs.listening import chosen
 
-    print_summary(folder.resume(run, workers, as_json, _rank(workers, device), page=write_report), run, as_json)
+    here, listeners = _rank(workers, device), chosen(listener, send)
+    summary = folder.resume(run, workers, as_json, here, page=write_report, listeners=listeners)
+    print_summary(summary, run, as_json)
 
 
 @contextmanager

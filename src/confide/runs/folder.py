@@ -2,10 +2,10 @@
 
 recipe.yaml (resolved), checkpoint.safetensors, ledger.jsonl, metrics.jsonl, layers.jsonl (norms of each tensor, where
 the model was evaluated), times.jsonl (seconds of each part of a step), start.json (what the starting model is worth),
-released.jsonl (the figures of `privacy.metrics`, which alone of these have noise), events.* (TensorBoard), and at the
-end model.safetensors, scores.json (how each test item was answered), summary.json and report.html. secret.key has the
-key of the digests of users' data, and must not leave the folder. Nothing that is there is ever overwritten by another
-run, and one process at a time works in it.
+released.jsonl (the figures of `privacy.metrics`, which alone of these have noise), events.* (TensorBoard) and what
+other listeners keep, and at the end model.safetensors, scores.json (how each test item was answered), summary.json and
+report.html. secret.key has the key of the digests of users' data, and must not leave the folder. Nothing that is there
+is ever overwritten by another run, and one process at a time works in it.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from confide.run import Loop
 from confide.runs import beginning, checkpoint, fingerprint
 from confide.runs.beginning import score_model
 from confide.runs.fingerprint import describe_environment
+from confide.runs.listening import NOBODY, Listeners
 from confide.runs.notes import notes_of, serialise
 from confide.runs.paying import check_budget, paying
 from confide.runs.recording import LAYERS, METRICS, TIMES, Recording
@@ -77,6 +78,7 @@ def train(
     here: Place | None = None,
     deployed: Deployed | None = None,
     page: WritePage | None = None,
+    listeners: Listeners = NOBODY,
 ) -> dict[str, Any]:
     """Start a run in a new folder and see it through. A folder that holds this run, finished, answers at once.
 
@@ -88,6 +90,7 @@ def train(
         here: the place of this process, where torchrun started several.
         deployed: the task and the engine of a run whose users are on other machines.
         page: writes the page that the run leaves behind (`confide.report.page.write_report`).
+        listeners: who hears the figures of its steps, beside TensorBoard.
 
     Returns:
         The summary, which is also in `summary.json`.
@@ -99,6 +102,7 @@ def train(
         >>> train(load("convex/digits", ["run.steps=5"]), Path("runs/folder-train"), quiet=True)["steps"]
         5
     """
+    listeners.check(wanted)
     if (folder / RECIPE).exists():
         held = held_recipe(folder)
         _check_unedited(folder, held)
@@ -108,7 +112,7 @@ def train(
                 "changed. Choose another --out folder"
             )
         if here is not None and here.restarted:
-            return resume(folder, workers, quiet, here, page=page)
+            return resume(folder, workers, quiet, here, page=page, listeners=listeners)
         if not (folder / SUMMARY).exists():
             _check_deployed(folder, deployed)
             raise UserError(f"{folder} holds this run, unfinished; go on with `confide resume {folder}`")
@@ -122,7 +126,7 @@ def train(
         else:
             with undone_if_it_fails(folder, new):
                 loop, state = _begin(folder, wanted, workers, here, deployed)
-        return _finish_run(folder, loop, state, quiet, page)
+        return _finish_run(folder, loop, state, quiet, page, listeners)
 
 
 def _begin(
@@ -157,6 +161,7 @@ def resume(
     here: Place | None = None,
     deployed: Deployed | None = None,
     page: WritePage | None = None,
+    listeners: Listeners = NOBODY,
 ) -> dict[str, Any]:
     """Go on with a run that was stopped or killed; it ends with the model that it would have had without the stop.
 
@@ -175,13 +180,14 @@ def resume(
         print(f"{folder} has finished; nothing was trained", file=sys.stderr, flush=True)
         return summary_of(folder)
     wanted = held_recipe(folder, to_go_on=True)
+    listeners.check(wanted)
     _check_deployed(folder, deployed)
     with _hold_lock(folder):
         saved = checkpoint.load(folder) if (folder / checkpoint.FILE).exists() else None
         if saved is not None:
             _check_saved(folder, saved, wanted)
         loop, state = _begin(folder, wanted, workers, here, deployed, saved.state if saved else None)
-        return _finish_run(folder, loop, state, quiet, page)
+        return _finish_run(folder, loop, state, quiet, page, listeners)
 
 
 def _check_unedited(folder: Path, held: Recipe) -> None:
@@ -280,9 +286,11 @@ def _open_ledger(folder: Path, wanted: Recipe, header: dict[str, Any]) -> Ledger
     return book
 
 
-def _finish_run(folder: Path, loop: Loop, state: State, quiet: bool, page: WritePage | None) -> dict[str, Any]:
+def _finish_run(
+    folder: Path, loop: Loop, state: State, quiet: bool, page: WritePage | None, listeners: Listeners
+) -> dict[str, Any]:
     try:
-        _make_steps(folder, loop, state, quiet)
+        _make_steps(folder, loop, state, quiet, listeners)
         return _finish(folder, loop, state, page)
     except LostRank as lost:
         # Rank 0 wrote nothing of the step that was under way.
@@ -294,7 +302,7 @@ def _finish_run(folder: Path, loop: Loop, state: State, quiet: bool, page: Write
         loop.engine.close()
 
 
-def _make_steps(folder: Path, loop: Loop, state: State, quiet: bool) -> None:
+def _make_steps(folder: Path, loop: Loop, state: State, quiet: bool, listeners: Listeners) -> None:
     """Make the central steps that are left, and record each."""
     steps, recorded, kind = loop.recipe.run.steps, Recorded(loop), mechanism_for(loop.recipe)
     # A step that cannot be made again bit for bit costs anew when it is repeated, so none should have to be.
@@ -302,7 +310,7 @@ def _make_steps(folder: Path, loop: Loop, state: State, quiet: bool) -> None:
     every = loop.recipe.run.checkpoint_every if repeats else 1
     _save(folder, loop, state)
     with (
-        Recording(folder, loop, state.step) as files,
+        Recording(folder, loop, state.step, listeners) as files,
         Reporter(loop.task.name, steps, state.step, quiet) as reporter,
         stop_on_signal() as stop,
     ):

@@ -1,19 +1,18 @@
-"""The files that a run writes while it goes: metrics, norms of each tensor, seconds, and TensorBoard's events."""
+"""The files that a run writes while it goes (metrics, norms of each tensor, seconds), and who listens beside them."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
-from confide.errors import missing
 from confide.files import write_atomically
 from confide.run import Loop
+from confide.runs.listening import NOBODY, Audience, Listeners
 from confide.runs.records import Record, json_safe
 
 METRICS, LAYERS, TIMES = "metrics.jsonl", "layers.jsonl", "times.jsonl"
@@ -24,15 +23,16 @@ RELEASED = "released.jsonl"
 class Recording:
     """Open files of a run; use it in a `with`. Lines of steps that will be made again are cut off at the start."""
 
-    def __init__(self, folder: Path, loop: Loop, step: int) -> None:
-        self.folder, self.loop, self.step = folder, loop, step
+    def __init__(self, folder: Path, loop: Loop, step: int, listeners: Listeners = NOBODY) -> None:
+        self.folder, self.loop, self.step, self.listeners = folder, loop, step, listeners
         self.stack = ExitStack()
         self.released: TextIO | None = None
 
     def __enter__(self) -> Recording:
         for name in (METRICS, LAYERS, TIMES, RELEASED):
             _cut_after(self.folder / name, self.step)
-        self.board = self.stack.enter_context(_events(self.folder, self.step + 1))
+        audience = Audience(self.folder, self.loop.recipe, self.step, self.listeners)
+        self.audience = self.stack.enter_context(audience)
         self.metrics, self.layers, self.times = (
             self.stack.enter_context((self.folder / name).open("a")) for name in (METRICS, LAYERS, TIMES)
         )
@@ -56,53 +56,20 @@ class Recording:
         _write_line(self.metrics, record)
         spent = {name: round(each, 5) for name, each in seconds.items()}
         _write_line(self.times, {"step": record["step"], **spent})
-        if self.board is None:
-            return
         groups = {"evaluation": record.get("evaluation", {}), "released": released}
         flat = {**record, **{f"{group}/{k}": v for group, own in groups.items() for k, v in own.items()}}
-        for name, value in flat.items():
-            if name not in ("step", "released/step") and isinstance(value, int | float):
-                self.board.add_scalar(name, value, record["step"])
+        told = {name: value for name, value in flat.items() if name not in ("step", "released/step")}
+        self.audience.hear(record["step"], told)
 
     def begin(self, metrics: Mapping[str, float | None]) -> None:
         """The starting model's evaluation, so that curves begin where the run does."""
-        for name, value in metrics.items() if self.board is not None else ():
-            if value is not None:
-                self.board.add_scalar(f"evaluation/{name}", value, 0)
+        self.audience.hear(0, {f"evaluation/{name}": value for name, value in metrics.items()})
 
     def sync(self) -> None:
         """Have everything on disk."""
         for file in (self.metrics, self.layers, self.times, self.released):
             if file is not None:
                 os.fsync(file.fileno())
-
-
-@contextmanager
-def _events(folder: Path, first_step: int) -> Iterator[Any]:
-    """TensorBoard's writer, where TensorBoard is installed.
-
-    Its thread meets a full disk too and would print a traceback beside our own message.
-    """
-    if missing("tensorboard"):
-        yield None
-        return
-    from torch.utils.tensorboard import SummaryWriter
-
-    before = threading.excepthook
-
-    def hook(problem: threading.ExceptHookArgs) -> None:
-        if not isinstance(problem.exc_value, OSError):
-            before(problem)
-
-    threading.excepthook = hook
-    try:
-        board = SummaryWriter(str(folder), purge_step=first_step)
-        try:
-            yield board
-        finally:
-            board.close()
-    finally:
-        threading.excepthook = before
 
 
 def _cut_after(path: Path, step: int) -> None:
