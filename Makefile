@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV): about two minutes the first time"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,cifar,beam,speech,formats,retrieval,deploy,figures,tensorboard,export,ui]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,cifar,beam,speech,formats,arrow,retrieval,deploy,figures,tensorboard,export,ui]'
 	@touch $@
 
 demo: $(STAMP) ## speech recognition that is private as trained, over simulated people, from nothing

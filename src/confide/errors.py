@@ -14,6 +14,7 @@ MODULES = {
     "formats": ("av", "num2words"),
     "figures": ("matplotlib",),
     "tensorboard": ("tensorboard",),
+    "arrow": ("pyarrow",),
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),
     "flower": ("flwr",),

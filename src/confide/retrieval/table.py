@@ -1,4 +1,6 @@
-"""A user's own corpus: a table of queries, each with its document, as CSV, TSV or JSON lines (CAR section 3.2).
+"""A user's own corpus: a table of queries, each with its document (CAR section 3.2).
+
+A table is CSV, TSV or JSON lines, or a folder that Hugging Face's `datasets` saved (`confide.arrow`).
 
 Either the document column holds the document's text, and equal texts are one document; or it holds an id, and a second
 file has the documents with their ids and texts. A column may say whose a query is, for the split by column.
@@ -11,10 +13,11 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
+from confide.arrow import open_saved
 from confide.errors import UserError
 from confide.retrieval.data import Document, RetrievalCorpus, Row, SplitSettings, assemble
 from confide.retrieval.lines import text_lines
@@ -22,10 +25,10 @@ from confide.settings import LocalPath
 
 
 class TableSettings(SplitSettings):
-    """Your own queries and documents, as CSV, TSV or JSON lines (each also .gz)."""
+    """Your own queries and documents, as CSV, TSV or JSON lines (each also .gz), or as `datasets` saves them."""
 
     kind: Literal["table"] = "table"
-    queries: LocalPath = Field(description="a row for each query")
+    queries: LocalPath = Field(description="a row for each query: a file, or a folder that `datasets` saved")
     documents: LocalPath | None = Field(
         None, description="a row for each document; none: the queries' file has their texts"
     )
@@ -99,8 +102,15 @@ def _queries(settings: TableSettings, path: Path) -> Iterator[Row]:
 def _records(path: Path, needed: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
     """Rows by column name, counted from 1, with the columns that are needed."""
     place = path.expanduser()
+    if place.is_dir():
+        rows = open_saved(place).rows(needed)
+        yield from ((number, _as_text(place, number, cells)) for number, (_, _, cells) in enumerate(rows, start=1))
+        return
     if not place.is_file():
-        raise UserError(f"there is no file {place}; expected a table as .csv, .tsv or .jsonl (each also .gz)")
+        raise UserError(
+            f"there is no file {place}; expected a table as .csv, .tsv or .jsonl (each also .gz), or a folder that "
+            "`datasets` saved"
+        )
     kind = Path(place.name.removesuffix(".gz")).suffix.lower()
     with text_lines(place) as lines:
         if kind in {".jsonl", ".json", ".ndjson"}:
@@ -134,10 +144,14 @@ def _json_records(path: Path, lines: Iterator[str], needed: tuple[str, ...]) -> 
         if not isinstance(record, dict):
             raise UserError(f"{path}, row {number} is {line.strip()[:40]}; expected one JSON object a line")
         _check_columns(path, tuple(record), needed)
-        wrong = [name for name in needed if not isinstance(record[name], str | int)]
-        if wrong:
-            raise UserError(f"{path}, row {number} has no text in {wrong[0]!r}; expected a string")
-        yield number, {name: str(record[name]) for name in needed}
+        yield number, _as_text(path, number, {name: record[name] for name in needed})
+
+
+def _as_text(path: Path, number: int, cells: dict[str, Any]) -> dict[str, str]:
+    wrong = [name for name, value in cells.items() if not isinstance(value, str | int)]
+    if wrong:
+        raise UserError(f"{path}, row {number} has no text in {wrong[0]!r}; expected a string")
+    return {name: str(value) for name, value in cells.items()}
 
 
 def _check_columns(path: Path, given: Sequence[str], needed: tuple[str, ...]) -> None:

@@ -10,6 +10,7 @@ nothing, so nobody can tell whether its end is missing.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections import Counter
@@ -46,12 +47,18 @@ _UNKNOWN = 2**62
 _PLACEHOLDER = 0x7FFF0000
 _DATA = re.compile(r"^data : (\d+) \(should be (\d+)\)", re.MULTILINE)
 
+_UNKNOWN_FORMAT = "undecodable: no audio of a known format, or damaged at its beginning"
+
 # An intact MP3 file decodes to within one frame of 1,152 samples of what its header promises.
 _MP3_FRAME = 1152
 
 
 class Made(Protocol):
-    """Sound that is computed whenever it is asked for, and kept nowhere."""
+    """Sound that is in no file of its own: computed whenever it is asked for, or held in a larger file."""
+
+    @property
+    def held(self) -> bool:
+        """Whether it is held somewhere: its features are then kept as those of a file are."""
 
     @property
     def address(self) -> str:
@@ -110,19 +117,22 @@ def count_by_reason(skipped: Iterable[Skipped]) -> dict[str, int]:
     return dict(Counter(item.kind for item in skipped).most_common())
 
 
-def file_seconds(path: Path) -> float:
-    """The length of a file in seconds, from its header alone."""
-    if coded.is_coded(path):
+def file_seconds(path: Path, content: bytes | None = None) -> float:
+    """The length of a file in seconds, from its header alone; `content` has its bytes where they are not on disk."""
+    if content is None and coded.is_coded(path):
         return coded.seconds(path)
-    with _open(path) as file:
+    with _open(path, content) as file:
         return float(file.frames / file.samplerate)
 
 
-def read_file(path: Path) -> Samples:
-    """The samples of one file, float32, mono, at 16 kHz: channels are averaged, other rates resampled by soxr."""
+def read_file(path: Path, content: bytes | None = None) -> Samples:
+    """The samples of one file, float32, mono, at 16 kHz: channels are averaged, other rates resampled by soxr.
+
+    `content` has its bytes where they are not on disk.
+    """
     import numpy as np
 
-    channels, rate = coded.decode(path) if coded.is_coded(path) else _decode(path)
+    channels, rate = coded.decode(path) if content is None and coded.is_coded(path) else _decode(path, content)
     if not np.isfinite(channels).all():
         raise Undecodable(f"undecodable: {path.name} holds samples that are not numbers")
     samples = channels.mean(axis=1)  # (samples,)
@@ -135,11 +145,11 @@ def read_file(path: Path) -> Samples:
     return np.ascontiguousarray(samples, dtype=np.float32)
 
 
-def _decode(path: Path) -> tuple[Samples, int]:
+def _decode(path: Path, content: bytes | None) -> tuple[Samples, int]:
     """Samples (n, channels) of a file that libsndfile reads, and its rate."""
     import soundfile
 
-    with _open(path) as file:
+    with _open(path, content) as file:
         rate, promised = file.samplerate, file.frames
         slack = _MP3_FRAME if file.format == "MP3" else 0
         try:
@@ -164,14 +174,14 @@ def read_audio(utterance: Utterance) -> Samples:
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[Any]:
+def _open(path: Path, content: bytes | None = None) -> Iterator[Any]:
     """Open a sound file, and refuse one that has no samples or, as far as its header can tell, lacks some."""
     import soundfile
 
     try:
-        file = soundfile.SoundFile(str(path))
+        file = soundfile.SoundFile(str(path) if content is None else io.BytesIO(content))
     except (soundfile.SoundFileError, OSError):
-        raise Undecodable(_why_not_open(path)) from None
+        raise Undecodable(_UNKNOWN_FORMAT if content is not None else _why_not_open(path)) from None
     with file:
         if file.frames == 0:
             raise Undecodable("no samples: the file holds a header and nothing else")
@@ -196,4 +206,4 @@ def _why_not_open(path: Path) -> str:
         return "no samples: the file has no bytes"
     if not os.access(path, os.R_OK):
         return "undecodable: no permission to read the file"
-    return "undecodable: no audio of a known format, or damaged at its beginning"
+    return _UNKNOWN_FORMAT

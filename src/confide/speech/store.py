@@ -11,8 +11,9 @@ costs a second reading of each recording when its features are made, and nothing
 Features are kept as float16: normalised log-mels lie within about +-5, where its error is at most 2e-3 and on average
 1.5e-4 of a standard deviation; a tiny model's log-probabilities move by less than 1e-2 and its greedy labels stay.
 
-Sound that a corpus computes (`Utterance.made`) has no file here: its features are computed when they are asked for, in
-about the time that reading and writing them would take, and the first few thousand are kept in memory.
+Sound that a corpus computes (`Utterance.made`, unless it is held in a larger file) has no file here: its features are
+computed when they are asked for, in about the time that reading and writing them would take, and the first few thousand
+are kept in memory.
 
 An utterance is skipped, counted and named when it cannot be decoded, has no word, or has a label that is longer than
 CTC can align: floor(frames / stride) must be at least the number of tokens and one more for each repeated neighbour.
@@ -187,7 +188,11 @@ def open_store(
     corpus: Corpus, tokens: Tokens, front: FrontEnd, folder: Path | None = None, quiet: bool = False
 ) -> FeatureStore:
     """The features of a corpus, made where `folder` (none: the user's cache) does not hold them yet."""
-    computed = any(utterance.made is not None for own in corpus.speakers.values() for utterance in own[:1])
+    computed = any(
+        utterance.made is not None and not utterance.made.held
+        for own in corpus.speakers.values()
+        for utterance in own[:1]
+    )
     names, people = list(corpus.speakers), list(corpus.speakers.values())
     kept: Kept | None = None
     if computed and isinstance(front, LogMel):  # what an encoder makes takes longer, and is kept as of recordings
@@ -323,7 +328,7 @@ def _readable(
 def _digest_audio(utterances: list[Utterance]) -> str:
     """Digest the bytes of a speaker's recordings: of files, since decoded sound and features vary between machines."""
     made = [utterance.made.address for utterance in utterances if utterance.made is not None]
-    return digest(made or (_recording(path) for utterance in utterances for path in utterance.audio))
+    return digest([*made, *(_recording(path) for utterance in utterances for path in utterance.audio)])
 
 
 def _recording(path: Path) -> bytes:

@@ -34,7 +34,7 @@ from confide.randomness import generator
 from confide.speech import model, together
 from confide.speech.augment import augment
 from confide.speech.corpora import read_corpus
-from confide.speech.corpus import Corpus, Skipped, count_by_reason
+from confide.speech.corpus import Corpus, Skipped, Utterance, count_by_reason
 from confide.speech.head_updates import head_updates, users_together
 from confide.speech.network import Pretrained, network_of
 from confide.speech.recogniser import Recogniser, pad_features, pad_targets
@@ -206,10 +206,16 @@ def _deal_utterances(examples: np.ndarray, pool: int | None, seed: int) -> list[
     return np.array_split(everything[generator(seed, "pool").permutation(len(everything))], pool)
 
 
+def _places(utterance: Utterance) -> list[object]:
+    """Where its sound lies: its files, or what stands for it."""
+    held = utterance.made is not None and utterance.made.held
+    return [path.resolve() for path in utterance.audio] + ([utterance.made.address] if held and utterance.made else [])
+
+
 def _warn_of_overlap(corpus: Corpus, test: Corpus) -> None:
     """Say so where people of the test are trained on: by their recordings, since names may be alike by chance."""
-    heard = {path.resolve() for utterance in corpus.utterances() for path in utterance.audio}
-    both = [name for name, own in test.speakers.items() if any(p.resolve() in heard for u in own for p in u.audio)]
+    heard = {place for utterance in corpus.utterances() for place in _places(utterance)}
+    both = [name for name, own in test.speakers.items() if any(place in heard for u in own for place in _places(u))]
     if both and parent_process() is None:
         print(
             f"warning: {len(both):,} of the {len(test.speakers):,} test speakers are trained on too "

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from confide.errors import require
 from confide.speech.corpora.common_voice import CommonVoiceSettings
+from confide.speech.corpora.datasets import DatasetsSettings
 from confide.speech.corpora.digits import AudioMnistSettings, FsddSettings
 from confide.speech.corpora.librispeech import LibriSpeechSettings
 from confide.speech.corpora.manifests import ManifestSettings
@@ -31,6 +32,7 @@ CorpusSettings = Annotated[
     | FolderSettings
     | TsvSettings
     | ManifestSettings
+    | DatasetsSettings
     | SyntheticSettings
     | PopulationSettings
     | PythonCorpusSettings,

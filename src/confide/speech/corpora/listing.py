@@ -15,6 +15,7 @@ from confide.speech.corpora import shares
 from confide.speech.corpora.settings import SpeakerSettings
 from confide.speech.corpus import (
     Corpus,
+    Made,
     Progress,
     Skipped,
     Undecodable,
@@ -36,6 +37,8 @@ class Entry:
     audio: tuple[Path, ...]
     text: str
     seconds: float | None = None
+    made: Made | None = None
+    """Where there are no files: what gives the sound."""
 
 
 def make_corpus(
@@ -70,7 +73,7 @@ def make_corpus(
         if faults:
             skipped.append(Skipped(entry.id, faults[0]))
         else:
-            usable[entry.id] = Utterance(entry.id, entry.speaker, entry.audio, seconds, entry.text)
+            usable[entry.id] = Utterance(entry.id, entry.speaker, entry.audio, seconds, entry.text, entry.made)
     ordered = sorted(usable.values(), key=lambda u: (u.speaker, u.id))
     corpus = _group_by_speaker(Corpus(name, language, {}, skipped), ordered)
     return shares.assign_at_random(corpus, settings.seed) if settings.users == "iid" else corpus

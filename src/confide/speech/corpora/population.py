@@ -97,6 +97,8 @@ class Spoken:
     length: int
     common: str
 
+    held = False
+
     @property
     def address(self) -> str:
         return f"{self.common}/{self.person}/{self.utterance}"
