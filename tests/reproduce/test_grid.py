@@ -204,6 +204,7 @@ def test_cells_run_in_processes_of_their_own_and_not_twice(
         (["norm/table1", "--epsilons", "5,inf"], "expected numbers above 0"),
         (["norm/table1", "--epsilons", "nan"], "expected numbers above 0"),
         (["norm/table1", "--epsilons", ""], "expected numbers above 0"),
+        (["norm/table1", "--rates", "fast"], "expected numbers above 0"),
     ],
 )
 def test_what_cannot_be_reproduced_is_refused_before_a_folder_is_made(
@@ -287,25 +288,13 @@ def test_table_1_is_reproduced_with_the_best_of_the_grid_and_the_whole_of_it(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     smaller(monkeypatch, "run.steps=5")
-    monkeypatch.setattr(norm, "BOUNDS", (62.5, 31.25))
-    monkeypatch.setattr(norm, "RATES", (0.008, 0.016))
-    words = [
-        "reproduce",
-        "norm/table1",
-        "--seeds",
-        "2",
-        "--epsilons",
-        "5",
-        "--out",
-        tmp_path,
-        "--workers",
-        "1",
-        "--json",
-    ]
+    part = "--epsilons 5 --bounds 62.5,31.25 --rates 0.008,0.016"
+    words = ["reproduce", "norm/table1", "--seeds", "2", *part.split(), "--out", tmp_path, "--workers", "1", "--json"]
     code, out, _ = command(*words)
     assert code == 0
     document = json.loads(out)
     check_result(document)
+    assert part in document["command"]
     rows = document["rows"]
     assert [(r["rule"], r["epsilon"]) for r in rows] == [("clip", 5), ("normalise", 5), ("none", None)]
     assert all(r["lowest"] <= r["accuracy"] <= r["highest"] for r in rows)

@@ -34,6 +34,12 @@ def reproduce(
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many runs each figure is the mean of.")] = 3,
     epsilons: Annotated[str, typer.Option(help="For norm/table1: which epsilons, for example 5 or 5,1.5.")] = "5,1.5",
+    bounds: Annotated[
+        str | None, typer.Option(help="For norm/table1: C of a part of the grid, for example 15.625,31.25.")
+    ] = None,
+    rates: Annotated[
+        str | None, typer.Option(help="For norm/table1: rates of a part of the grid, for example 0.016,0.032.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Where results are kept; default results/WHAT.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Cells of the grid at a time, one thread each.")] = 2,
     as_json: Json = False,
@@ -57,21 +63,23 @@ def reproduce(
     elif what == "norm/quadratics":
         result = norm.quadratics(place(), seeds, workers, quiet=as_json)
     elif what == "norm/table1":
-        expected = "numbers above 0 separated by commas, for example 5,1.5"
-        levels = parse_numbers(
-            "epsilons", epsilons, float, lambda found: all(0 < each < float("inf") for each in found), expected
-        )
-        data = dataset or "digits"
-        result = norm.table1(place(data), data, seeds, levels, workers, quiet=as_json)
+        levels, data = _positive("epsilons", epsilons), dataset or "digits"
+        parts = {name: _positive(name, given) for name, given in (("bounds", bounds), ("rates", rates)) if given}
+        result = norm.table1(place(data), data, seeds, levels, workers, quiet=as_json, **parts)
     else:
         raise UserError(
             f"cannot reproduce {what!r}; expected norm/quadratics, norm/table1, pfl-asr/TABLE or car/TABLE; see --help"
         )
     if as_json:
         own = {"dataset": dataset, "limit": limit, "seeds": seeds} | ({"encoder": encoder} if paper == "car" else {})
-        own |= {"epsilons": epsilons} if what == "norm/table1" else {}
+        own |= {"epsilons": epsilons, "bounds": bounds, "rates": rates} if what == "norm/table1" else {}
         said = [f"--{name} {value}" for name, value in own.items() if value is not None]
         command = " ".join(["confide reproduce", what, *said])
         print_json({"command": command, "rows": result.rows, "claims": result.claims})
         return
     print(result.text)
+
+
+def _positive(name: str, given: str) -> list[float]:
+    expected = "numbers above 0 separated by commas, for example 5,1.5"
+    return parse_numbers(name, given, float, lambda found: all(0 < each < float("inf") for each in found), expected)

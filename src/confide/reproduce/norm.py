@@ -7,6 +7,7 @@ Theorem 1 leaves a constant open. Figure 1's step sizes are not printed in the p
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from statistics import mean
@@ -121,11 +122,20 @@ def measure_accuracy(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def table1(folder: Path, dataset: str, seeds: int, epsilons: list[float], workers: int, quiet: bool = False) -> Result:
+def table1(
+    folder: Path,
+    dataset: str,
+    seeds: int,
+    epsilons: list[float],
+    workers: int,
+    quiet: bool = False,
+    bounds: Sequence[float] = BOUNDS,
+    rates: Sequence[float] = RATES,
+) -> Result:
     """Table 1: the best over the grid of C and eta, for clipping, normalisation and without privacy."""
     if dataset not in RECIPES:
         raise UserError(f"--dataset {dataset!r}: expected one of {', '.join(RECIPES)}")
-    grid = list(product(RULES, epsilons, BOUNDS, RATES)) + [("none", None, None, rate) for rate in RATES]
+    grid = list(product(RULES, epsilons, bounds, rates)) + [("none", None, None, rate) for rate in rates]
     keys = [(seed, *cell) for seed, cell in product(range(seeds), grid)]
     cells = [_table_cell(dataset, *key) for key in keys]
     values = run_cells(folder, cells, measure_accuracy, workers, f"norm/table1 {dataset}", quiet)
@@ -139,12 +149,12 @@ def table1(folder: Path, dataset: str, seeds: int, epsilons: list[float], worker
             {"epsilon": level, "rule": rule, "accuracy": mean(runs), "lowest": min(runs), "highest": max(runs),
              "C": best[2], "eta": best[3], "paper": PAPER[dataset].get((rule, level)), "seeds": seeds}
         )  # fmt: skip
-    claims = _table_claims(dataset, rows, scores, epsilons)
+    claims = _table_claims(dataset, rows, scores, epsilons, list(product(bounds, rates)))
     with (folder / "grid.csv").open("w", newline="") as file:  # the whole grid beside the table of the best
         writer = csv.writer(file)
         writer.writerow(["rule", "epsilon", "C", "eta", "accuracy", *(f"seed_{seed}" for seed in range(seeds))])
         writer.writerows([*cell, mean(found), *found] for cell, found in scores.items())
-    drawn = figures.draw_heat_maps(folder, scores, dataset, epsilons, BOUNDS, RATES)
+    drawn = figures.draw_heat_maps(folder, scores, dataset, epsilons, bounds, rates)
     return _result(rows, claims, drawn, folder)
 
 
@@ -156,7 +166,11 @@ def _table_cell(dataset: str, seed: int, rule: str, epsilon: float | None, bound
 
 
 def _table_claims(
-    dataset: str, rows: list[dict[str, Any]], scores: dict[Any, list[float]], levels: list[float]
+    dataset: str,
+    rows: list[dict[str, Any]],
+    scores: dict[Any, list[float]],
+    levels: list[float],
+    grid: list[tuple[float, float]],
 ) -> list[Any]:
     best = {(row["rule"], row["epsilon"]): row["accuracy"] for row in rows}
     free = best["none", None]
@@ -166,8 +180,7 @@ def _table_claims(
         not_below = f"epsilon {level:g}: best normalisation is not below best clipping"
         claims.append(claim(not_below, norm, clip, norm >= clip))
         share = mean(
-            mean(scores["normalise", level, c, rate]) >= mean(scores["clip", level, c, rate])
-            for c, rate in product(BOUNDS, RATES)
+            mean(scores["normalise", level, c, rate]) >= mean(scores["clip", level, c, rate]) for c, rate in grid
         )
         covers = f"epsilon {level:g}: share of the grid in which normalisation is at or above clipping"
         claims.append(claim(covers, share, 0.9, share >= 0.9))
