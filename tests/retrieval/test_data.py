@@ -109,6 +109,19 @@ def test_settings_are_chosen_on_training_rows_alone() -> None:
     assert held.documents == whole.documents
 
 
+def test_the_folds_of_one_seed_test_every_row_once(tmp_path: Path) -> None:
+    path = tmp_path / "sms"
+    path.write_text("".join(f"{'spam' if n % 5 == 0 else 'ham'}\tmessage {n}\n" for n in range(40)))
+    corpora = [_read(kind="sms_spam", file=path, fold=fold) for fold in range(5)]
+    assert sorted(text for corpus in corpora for text in corpus.test.texts) == sorted(f"message {n}" for n in range(40))
+    for corpus in corpora:
+        assert sorted([*corpus.train.texts, *corpus.test.texts]) == sorted(f"message {n}" for n in range(40))
+    with pytest.raises(UserError, match=r"fold=5 .* expected 0 to 4"):
+        _read(kind="sms_spam", file=path, fold=5)
+    with pytest.raises(UserError, match="whose test is given"):
+        _read(kind="ag_news", fold=0)
+
+
 def test_a_label_that_no_training_query_has_is_left_out_of_the_test_and_counted(tmp_path: Path) -> None:
     """Nothing could retrieve it; without the count its queries would be missing from the score unseen."""
     rows = ['"1","War","somewhere"', '"2","Match","won"', '"1","Peace","at last"', '"2","Cup","lost"']

@@ -16,6 +16,7 @@ from confide.retrieval.splits import (
     EvenSplit,
     ShardSplit,
     by_client,
+    fold_numbers,
     train_and_test,
 )
 
@@ -32,6 +33,15 @@ def test_the_test_is_stratified_and_every_label_stays_in_training(labels: np.nda
         assert tested < total
     again = train_and_test(labels, share, generator(seed, "test"))
     assert (again[1] == test).all()
+
+
+@given(LABELS, st.integers(2, 6), st.integers(0, 5))
+def test_folds_are_equal_and_stratified(labels: np.ndarray, folds: int, seed: int) -> None:
+    numbers = fold_numbers(labels, folds, generator(seed, "test"))
+    for own in [np.ones(len(labels), dtype=bool), *(labels == label for label in np.unique(labels))]:
+        counts = np.bincount(numbers[own], minlength=folds)
+        assert len(counts) == folds
+        assert counts.max() - counts.min() <= 1
 
 
 def test_many_small_labels_still_give_the_test_its_share() -> None:

@@ -20,7 +20,7 @@ from pydantic import Field
 from confide.errors import UserError
 from confide.files import digest
 from confide.randomness import generator
-from confide.retrieval.splits import Indices, train_and_test
+from confide.retrieval.splits import Indices, fold_numbers, train_and_test
 from confide.settings import Section
 
 
@@ -36,6 +36,11 @@ class SplitSettings(Section):
     test_by: Literal["rows", "clients"] = Field(
         "rows", exclude_if=lambda value: value == "rows",
         description="what the test share is of: of the rows, or of the clients, whose rows are then all for the test",
+    )  # fmt: skip
+    fold: Annotated[int, Field(ge=0)] | None = Field(
+        None, exclude_if=lambda value: value is None,
+        description="which of the 1 / test_share equal parts is the test, from 0: together, the runs of one seed test every "
+        "example once; none: a share at random",
     )  # fmt: skip
     held_out: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None,
@@ -67,9 +72,13 @@ class Examples:
         groups = None if self.groups is None else [self.groups[i] for i in indices]
         return Examples([self.texts[i] for i in indices], self.labels[indices], groups)
 
-    def split(self, share: float, draw: np.random.Generator) -> tuple[Examples, Examples]:
-        """Split off a stratified share of the examples: the rest, and the share."""
-        rest, chosen = train_and_test(self.labels, share, draw)
+    def split(self, share: float, draw: np.random.Generator, fold: int | None = None) -> tuple[Examples, Examples]:
+        """Split off a stratified share of the examples, or one of the folds of that size: the rest, and the share."""
+        if fold is None:
+            rest, chosen = train_and_test(self.labels, share, draw)
+        else:
+            numbers = fold_numbers(self.labels, round(1 / share), draw)
+            rest, chosen = np.flatnonzero(numbers != fold), np.flatnonzero(numbers == fold)
         return self.take(rest), self.take(chosen)
 
 
@@ -107,6 +116,13 @@ def assemble(
     Without `documents` every id that occurs in training is one, in sorted order, with the id as its text.
     """
     counts: Counter[str] = left_out if left_out is not None else Counter()
+    if settings.fold is not None and (test_rows is not None or settings.test_by == "clients"):
+        raise UserError(f"{name}: fold={settings.fold} of data whose test is given, or is whole clients; leave it out")
+    if settings.fold is not None and settings.fold >= round(1 / settings.test_share):
+        raise UserError(
+            f"fold={settings.fold} with test_share={settings.test_share}; expected 0 to "
+            f"{round(1 / settings.test_share) - 1}: there are 1 / test_share folds"
+        )
     training = _drop_unusable(rows, counts, settings.drop_duplicates)
     testing = None if test_rows is None else _drop_unusable(test_rows, counts, settings.drop_duplicates)
     if documents is None:
@@ -122,7 +138,7 @@ def assemble(
     if testing is None and settings.test_by == "clients":
         train, test = _split_by_client(name, train, settings.test_share)
     elif testing is None:
-        train, test = train.split(settings.test_share, generator(seed, "test"))
+        train, test = train.split(settings.test_share, generator(seed, "test"), settings.fold)
     else:
         test = _limit(_number(testing, numbers, counts), settings.limit, generator(seed, "limit", 1))
     if settings.held_out is not None:

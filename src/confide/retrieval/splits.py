@@ -73,6 +73,15 @@ def train_and_test(labels: Indices, test_share: float, draw: np.random.Generator
     return rest.astype(np.int64), chosen.astype(np.int64)
 
 
+def fold_numbers(labels: Indices, folds: int, draw: np.random.Generator) -> Indices:
+    """Each example's fold: the examples of a label are dealt out in random order, so folds are equal and stratified."""
+    order = draw.permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    numbers = np.empty(len(labels), dtype=np.int64)
+    numbers[order] = np.arange(len(labels)) % folds
+    return numbers
+
+
 def by_label(labels: Indices) -> list[Indices]:
     """Group the examples by label: ascending, in the order of the labels."""
     order = np.argsort(labels, kind="stable")
