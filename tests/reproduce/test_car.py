@@ -10,8 +10,8 @@ import pytest
 
 from confide.errors import UserError
 from confide.recipe import Recipe, load
-from confide.reproduce import car, grid
-from confide.reproduce.car import BOTH, HEAD, METHODS, Cell
+from confide.reproduce import car, car_claims, car_tables, grid
+from confide.reproduce.car_tables import BOTH, HEAD, METHODS, Cell
 
 RECIPE = """\
 task:
@@ -51,15 +51,15 @@ def cells_here(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
 
 
 def test_the_tables_have_the_papers_rows_and_every_recipe_is_valid() -> None:
-    assert [cell.paper for cell in car.figure2()] == [12.36, 96.79, 97.02, 99.95]
-    assert [cell.paper for cell in car.table1()] == [97.02, 97.24, None, 91.96, 99.95, 99.50, 99.64]
-    assert len(car.table2()) == 10
-    assert [cell.paper for cell in car.table3()] == [94.18, None, 93.39, 92.92]
-    for table in car.TABLES.values():
+    assert [cell.paper for cell in car_tables.figure2()] == [12.36, 96.79, 97.02, 99.95]
+    assert [cell.paper for cell in car_tables.table1()] == [97.02, 97.24, None, 91.96, 99.95, 99.50, 99.64]
+    assert len(car_tables.table2()) == 10
+    assert [cell.paper for cell in car_tables.table3()] == [94.18, None, 93.39, 92.92]
+    for table in car_tables.TABLES.values():
         for cell in table():
             rate = cell.rates[0] if cell.rates else None
             recipe = car._recipe(cell, [], rate, 1, "task.data.held_out=0.2")
-            assert recipe.run.seed == 1
+            assert (recipe.run.seed, recipe.task.data.fold) == ((0, 1) if cell.folds else (1, None))  # type: ignore[union-attr]
             if rate is not None:
                 assert recipe.local.learning_rate == rate
 
@@ -68,9 +68,9 @@ def test_a_run_that_two_tables_have_is_one_cell() -> None:
     def recipe(cell: Cell) -> str:
         return car._recipe(cell, [], cell.rates[0] if cell.rates else None, 0).digest
 
-    first = {recipe(cell) for cell in car.figure2()}
-    assert len(first & {recipe(cell) for cell in car.table1()}) == 2  # both that are central
-    assert len({recipe(cell) for cell in car.table1()} & {recipe(cell) for cell in car.table2()}) == 6
+    first = {recipe(cell) for cell in car_tables.figure2()}
+    assert len(first & {recipe(cell) for cell in car_tables.table1()}) == 2  # both that are central
+    assert len({recipe(cell) for cell in car_tables.table1()} & {recipe(cell) for cell in car_tables.table2()}) == 6
 
 
 def test_rates_are_chosen_without_the_test_rows_and_kept_for_all_seeds(
@@ -119,7 +119,9 @@ def test_table_2_claims_that_clients_at_once_are_faster_and_lose_little() -> Non
     def row(clients: int, accuracy: float, speed_up: float | str, noise: str = "none") -> dict[str, Any]:
         return {"method": HEAD, "clients": clients, "noise": noise, "accuracy": accuracy, "speed_up": speed_up}
 
-    found = car._claims("table2", [row(1, 98.6, ""), row(2, 98.7, 1.9), row(3, 98.0, 0.9), row(2, 90.0, "", "fixed")])
+    found = car_claims.claims_of(
+        "table2", [row(1, 98.6, ""), row(2, 98.7, 1.9), row(3, 98.0, 0.9), row(2, 90.0, "", "fixed")]
+    )
     assert [(one["value"], one["holds"]) for one in found] == [(1.9, True), (-0.1, True), (0.9, False), (0.6, False)]
 
 
@@ -127,9 +129,9 @@ def test_claims_are_those_of_the_numbers() -> None:
     rows = [
         {"method": method, "accuracy": value} for method, value in zip(METHODS, (60.0, 96.0, 97.5, 98.6), strict=True)
     ]
-    assert all(one["holds"] for one in car._claims("figure2", rows))
+    assert all(one["holds"] for one in car_claims.claims_of("figure2", rows))
     rows[2]["accuracy"] = 98.7
-    assert [one["claim"] for one in car._claims("figure2", rows) if not one["holds"]] == [
+    assert [one["claim"] for one in car_claims.claims_of("figure2", rows) if not one["holds"]] == [
         "adapter + head is the best of the four"
     ]
     rows = [
@@ -137,9 +139,37 @@ def test_claims_are_those_of_the_numbers() -> None:
         for method in (HEAD, BOTH)
         for scenario, value in (("central", 98.0), ("FL", 97.6), ("FL + DP, fixed", 96.0))
     ]
-    assert [one["holds"] for one in car._claims("table1", rows)] == [True, False, True, False]
+    assert [one["holds"] for one in car_claims.claims_of("table1", rows)] == [True, False, True, False]
 
 
 def test_what_there_is_not_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot reproduce car/table9; expected one of figure2"):
         car.reproduce("table9", tmp_path, "minilm", None, 1, 1)
+
+
+def test_folds_share_a_seed_and_choose_their_rate_on_the_first(
+    base: str, tmp_path: Path, cells_here: list[Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = tmp_path / "messages"
+    messages.write_text("".join(f"{'spam' if n % 4 == 0 else 'ham'}\tmessage {n}\n" for n in range(24)))
+    data = f"task.data={{kind: sms_spam, file: {messages}}}"
+    rows = [
+        Cell({"method": method}, base, (f"task.method={METHODS[method]}", data), rates, folds=True)
+        for method, rates in zip(METHODS, ((), (), (0.01, 0.5), ()), strict=True)
+    ]
+    monkeypatch.setattr(car, "TABLES", {"folds": lambda: rows})
+    source = load(base).task.encoder.source  # type: ignore[union-attr]
+    result = car.reproduce("folds", tmp_path / "out", source, None, 2, 1, quiet=True)
+    chosen, tested = cells_here[:2], cells_here[2:]
+    assert {(cell.task.data.fold, cell.task.data.held_out) for cell in chosen} == {(0, 0.2)}  # type: ignore[union-attr]
+    assert [(cell.run.seed, cell.task.data.fold) for cell in tested] == [(0, 0), (0, 1)] * 4  # type: ignore[union-attr]
+    assert len(result.claims) == 5
+
+
+def test_ways_are_compared_fold_by_fold() -> None:
+    """Folds differ much more than ways here, and yet the difference is clear."""
+    scores = dict(zip(METHODS, ("50 60 70", "80 90 99", "81 90 99", "82 92 100"), strict=True))
+    found = car_claims.claims_of("folds", [{"method": method, "each": own} for method, own in scores.items()])
+    ahead, level = found[0], car_claims.paired("", [81.0, 90.0, 99.0], [80.0, 90.0, 99.0])
+    assert (ahead["value"], ahead["threshold"], ahead["holds"]) == (1.67, 0.67, True)
+    assert (level["value"], level["holds"]) == (0.33, False)

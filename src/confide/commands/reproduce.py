@@ -21,7 +21,7 @@ def reproduce(
             "table21 (sizes), figure5 (norms), imbalance (constructed starts), groups (noise on some tensors), bounds "
             "(C), clients (IID, FedProx), transfer (rates), starts (imbalance of models), pretrained (LoRA by "
             "rule); or car/ with figure2 (four combinations), table1 (FL, DP), table2 (clients), table3 (AG News), "
-            "figure7 (arXiv)."
+            "figure7 (arXiv), folds and folds-arxiv (figure2 over --seeds folds)."
         ),
     ],
     dataset: Annotated[
@@ -30,7 +30,7 @@ def reproduce(
     ] = None,
     encoder: Annotated[str, typer.Option(help="car: the frozen encoder; `confide encoder list`.")] = "minilm",
     limit: Annotated[
-        int | None, typer.Option(min=2, help="car: so many examples only (figure7: papers of each category).")
+        int | None, typer.Option(min=2, help="car: so many examples only (arXiv: papers of each category).")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many runs each figure is the mean of.")] = 3,
     epsilons: Annotated[str, typer.Option(help="For norm/table1: which epsilons, for example 5 or 5,1.5.")] = "5,1.5",

@@ -39,8 +39,8 @@ class SplitSettings(Section):
     )  # fmt: skip
     fold: Annotated[int, Field(ge=0)] | None = Field(
         None, exclude_if=lambda value: value is None,
-        description="which of the 1 / test_share equal parts is the test, from 0: together, the runs of one seed test every "
-        "example once; none: a share at random",
+        description="which of the 1 / test_share equal parts is the test, from 0: with one seed, all folds together "
+        "test every example once; none: a share at random",
     )  # fmt: skip
     held_out: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None,
