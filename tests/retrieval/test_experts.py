@@ -94,6 +94,43 @@ def test_experts_that_begin_as_documents_find_each_document_and_pick_its_cluster
     assert {name: tuple(tensor.shape) for name, tensor in parameters.items()} == experts.parameter_shapes(clusters, 4)
 
 
+def test_a_gate_of_full_rank_begins_as_the_gate_of_one_level_and_a_lower_one_as_the_nearest_to_it() -> None:
+    documents, hidden = _vectors(40), _vectors(9, seed=3)
+
+    def gate(rank: int | None) -> torch.Tensor:
+        chosen = ExpertsSettings(clusters=10, active=10, start="documents", gate_rank=rank)
+        clusters = cluster_documents(chosen, documents, generator(0, "clusters"))
+        parameters = experts.initial_parameters(clusters, 6, generator(1, "experts"), documents)
+        assert {name: tuple(own.shape) for name, own in parameters.items()} == experts.parameter_shapes(clusters, 6)
+        every = experts.log_probabilities(clusters, parameters, hidden)
+        torch.testing.assert_close(every.exp().sum(dim=1), torch.ones(9))
+        rows = parameters["gate.weight"]
+        return rows if rank is None else rows @ parameters["gate.project"]
+
+    whole = gate(None)
+    torch.testing.assert_close(gate(6), whole)
+    lost = torch.linalg.svdvals(whole)[3:].norm()  # no matrix of rank 3 is nearer
+    torch.testing.assert_close((gate(3) - whole).norm(), lost)
+
+
+def test_a_gate_of_two_levels_learns_both() -> None:
+    chosen = ExpertsSettings(clusters=4, active=4, gate_rank=2)
+    clusters = cluster_documents(chosen, _vectors(14), generator(0, "clusters"))
+    parameters = experts.initial_parameters(clusters, 6, generator(1, "experts"))
+    own = {name: value.requires_grad_() for name, value in parameters.items()}
+    found = torch.autograd.grad(
+        experts.loss(clusters, own, _vectors(5), torch.tensor([0, 13, 7, 7, 2])), [*own.values()]
+    )
+    assert all(float(gradient.norm()) > 0 for gradient in found)
+
+
+def test_rows_of_a_gate_with_two_levels_cost_as_much_as_they_are_long() -> None:
+    members = torch.arange(10_000).reshape(1_000, 10)
+    places = torch.arange(10_000) // 10, torch.arange(10_000) % 10
+    counted = experts.multiply_adds(experts.Clusters(ExpertsSettings(active=60, gate_rank=48), members, *places), 384)
+    assert counted["experts"] == 384 * 48 + 48 * 1_000 + 384 * 600
+
+
 def test_ten_thousand_documents_need_a_tenth_of_the_flat_heads_work() -> None:
     members = torch.arange(10_000).reshape(100, 100)
     places = torch.arange(10_000) // 100, torch.arange(10_000) % 100
@@ -106,3 +143,5 @@ def test_more_clusters_than_documents_and_more_active_than_clusters_are_refused(
         cluster_documents(ExpertsSettings(clusters=9), torch.eye(4), generator(0, "clusters"))
     with pytest.raises(UserError, match="active=4 experts of 2"):
         cluster_documents(ExpertsSettings(clusters=2), torch.eye(4), generator(0, "clusters"))
+    with pytest.raises(UserError, match="gate_rank=5 for 4 clusters"):
+        cluster_documents(ExpertsSettings(clusters=4, gate_rank=5), torch.eye(8), generator(0, "clusters"))

@@ -8,9 +8,13 @@ documents, the gate a linear layer over clusters. The score of a document is
 a proper distribution over all documents. Training touches only the gate and the expert of the right document;
 retrieval touches the gate and the `active` experts that the gate likes best, and never the others.
 
-Differs from the paper: the paper sketches the idea and leaves it open; the factored likelihood, the balanced k-means
-and the number of active experts are ours. The clusters come from the documents, which all clients share, so they say
-nothing about a client's queries.
+With `gate_rank` the gate has two levels: a projection to few dimensions that all clusters share, and a short row for
+each. Rows are then cheap, so at the same share of weights there can be more and smaller clusters, of which the gate
+opens only those that are near.
+
+Differs from the paper: the paper sketches the idea and leaves it open; the factored likelihood, the balanced k-means,
+the number of active experts and the gate's two levels are ours. The clusters come from the documents, which all
+clients share, so they say nothing about a client's queries.
 """
 
 from __future__ import annotations
@@ -42,6 +46,11 @@ class ExpertsSettings(Section):
     kind: Literal["experts"] = "experts"
     clusters: Annotated[int, Field(ge=1)] | None = Field(None, description="experts; none: about sqrt(documents)")
     active: int = Field(4, ge=1, description="experts that a query visits")
+    gate_rank: Annotated[int, Field(ge=1)] | None = Field(
+        None, exclude_if=lambda value: value is None,
+        description="the gate first brings a query to so many dimensions, so that more clusters cost little; none: its "
+        "rows are as wide as the query",
+    )  # fmt: skip
     scale: Literal["none", "unit", "layer"] = Field("none", description="as for the linear head")
     start: Start = Field("random", description="as for the linear head; the gate's rows are then the clusters' means")
 
@@ -73,6 +82,11 @@ def cluster_documents(settings: ExpertsSettings, embeddings: Tensor, draw: np.ra
         raise UserError(f"clusters={count} for {documents} documents; expected at most one cluster per document")
     if settings.active > count:
         raise UserError(f"active={settings.active} experts of {count}; expected at most as many as there are clusters")
+    if settings.gate_rank is not None and settings.gate_rank > min(count, embeddings.shape[1]):
+        raise UserError(
+            f"gate_rank={settings.gate_rank} for {count} clusters and vectors of {embeddings.shape[1]} numbers; "
+            "expected at most the smaller of the two"
+        )
     points = embeddings.detach().double().numpy()
     capacity = -(-documents // count)
     centres = points[_choose_centres(points, count, draw)]
@@ -130,8 +144,10 @@ def _assign(points: NDArray[np.float64], centres: NDArray[np.float64], capacity:
 def parameter_shapes(clusters: Clusters, width: int) -> dict[str, tuple[int, ...]]:
     """Names and shapes; the experts lie one after the other, each padded to the largest."""
     count, size = clusters.members.shape
-    return {
-        "gate.weight": (count, width),
+    rank = clusters.settings.gate_rank
+    first: dict[str, tuple[int, ...]] = {} if rank is None else {"gate.project": (rank, width)}
+    return first | {
+        "gate.weight": (count, rank or width),
         "gate.bias": (count,),
         "experts.weight": (count, size, width),
         "experts.bias": (count, size),
@@ -146,7 +162,13 @@ def initial_parameters(
     if vectors is not None:
         rows, real = as_rows(vectors), clusters.members >= 0
         fresh["experts.weight"] = rows[clusters.members.clamp(min=0)] * real.unsqueeze(2)
-        fresh["gate.weight"] = as_rows(fresh["experts.weight"].sum(dim=1))
+        gate = as_rows(fresh["experts.weight"].sum(dim=1))
+        if "gate.project" in fresh:  # the directions in which the clusters' means differ most: the nearest such gate
+            fresh["gate.project"] = (
+                torch.linalg.svd(gate, full_matrices=False).Vh[: clusters.settings.gate_rank].clone()
+            )
+            gate = gate @ fresh["gate.project"].T
+        fresh["gate.weight"] = gate
     return fresh
 
 
@@ -193,12 +215,16 @@ def log_probabilities(clusters: Clusters, parameters: Mapping[str, Tensor], hidd
 def multiply_adds(clusters: Clusters, width: int) -> dict[str, int | float]:
     """Count one query's multiply-adds with the mixture and with a flat head, and the share of weights it touches."""
     count, size = clusters.members.shape
-    mixture = width * (count + clusters.settings.active * size)
+    rank = clusters.settings.gate_rank
+    gate = width * count if rank is None else rank * (width + count)
+    mixture = gate + width * clusters.settings.active * size
     flat = width * clusters.documents
     return {"experts": mixture, "flat": flat, "share": mixture / flat}
 
 
 def _gate_logits(parameters: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
+    if "gate.project" in parameters:
+        hidden = functional.linear(hidden, parameters["gate.project"])  # (batch, rank)
     return functional.linear(hidden, parameters["gate.weight"], parameters["gate.bias"])  # (batch, clusters)
 
 
