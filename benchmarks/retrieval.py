@@ -3,7 +3,7 @@
     python benchmarks/retrieval.py cached    # an epoch of a head: kept hidden states, or the encoder in the loop
     python benchmarks/retrieval.py adapter   # the adapter's gradient, or plain forward and backward through the model
     python benchmarks/retrieval.py lengths   # vectors of texts sorted by length, or in the order of their arrival
-    python benchmarks/retrieval.py experts   # 10,000 documents: a mixture of experts, or the flat head
+    python benchmarks/retrieval.py experts   # 10,000 documents: a flat head, or experts and their gate
 
 Needs the encoder (`confide encoder get minilm`) and CONFIDE_DATA. Options: `--encoder smollm2`, `--texts 256`.
 
@@ -111,28 +111,40 @@ def lengths(encoder: Encoder, texts: list[str], rounds: int) -> dict[str, float]
     return spent | {"difference": float((found["sorted"] - found["arrival"]).abs().max())}
 
 
-def experts(encoder: str, documents: int, epochs: int) -> dict[str, Any]:
-    """Top 1 and top 10 of the flat head and of the mixture, each at its best rate, and the share of weights touched."""
+def experts(encoder: str, documents: int, epochs: int, rates: Sequence[float]) -> dict[str, Any]:
+    """Top 1 and top 10 of the flat head and of mixtures, each at its best rate, and the share of weights touched."""
     texts = [text for text in AgNewsSettings(drop_duplicates=True).read(0).train.texts if len(text.split()) >= 24]
     texts = texts[:documents]
     with tempfile.TemporaryDirectory() as place:
         files = _tables(Path(place), texts)
         answer: dict[str, Any] = {"documents": len(texts)}
-        for name, more in (("flat", {"head": _SEARCH}), ("experts", {"experts": _EXPERTS | _SEARCH})):
-            rates = {
-                rate: _score(_recipe(encoder, files, more, rate, epochs, held_out=0.1))[1] for rate in (1.0, 3.0, 10.0)
-            }
-            best = max(rates, key=lambda rate: rates[rate])
+        ways = {"flat": {"head": _SEARCH}, "one level": {"experts": _mixture(len(texts), encoder, None)}}
+        for name, more in (ways | {"two levels": {"experts": _mixture(len(texts), encoder, _RANK)}}).items():
+            tried = (
+                {rate: _score(_recipe(encoder, files, more, rate, epochs, held_out=0.1))[1] for rate in rates}
+                if len(rates) > 1
+                else {rates[0]: 0.0}
+            )
+            best = max(tried, key=lambda rate: tried[rate])
             top_1, top_10, loop = _score(_recipe(encoder, files, more, best, epochs))
             answer[name] = {"top_1": 100 * top_1, "top_10": 100 * top_10, "rate": best}
             retriever = loop.task.retriever
             if retriever.clusters is not None:
-                answer["share"] = multiply_adds(retriever.clusters, retriever.encoder.width)
+                answer[name] |= more["experts"] | multiply_adds(retriever.clusters, retriever.encoder.width)
         return answer
 
 
+def _mixture(documents: int, encoder: str, rank: int | None) -> dict[str, Any]:
+    """As many active experts as touch a tenth of the flat head's weights together with the gate."""
+    width = Encoder(EncoderSettings(source=encoder)).width
+    clusters = -(-documents // (_ROWS if rank else 25))
+    gate = clusters if rank is None else rank * (1 + clusters / width)
+    active = int((documents / 10 - gate) // -(-documents // clusters))
+    return {"clusters": clusters, "active": active, **_SEARCH} | ({"gate_rank": rank} if rank else {})
+
+
+_RANK, _ROWS = 64, 10
 _SEARCH = {"scale": "unit", "start": "documents"}
-_EXPERTS = {"clusters": 400, "active": 23}
 
 
 def _tables(place: Path, texts: list[str]) -> dict[str, str]:
@@ -181,10 +193,12 @@ def main() -> None:
     )
     wanted.add_argument("--rounds", type=int, default=3)
     wanted.add_argument("--epochs", type=int, default=10, help="of experts")
+    wanted.add_argument("--rates", default="1,3,10", help="of experts: to choose from; one alone is taken")
     asked = wanted.parse_args()
     torch.set_num_threads(1)
     if asked.what == "experts":
-        print(json.dumps(experts(asked.encoder, 10_000 if asked.texts == 256 else asked.texts, asked.epochs), indent=2))
+        texts, rates = 10_000 if asked.texts == 256 else asked.texts, [float(rate) for rate in asked.rates.split(",")]
+        print(json.dumps(experts(asked.encoder, texts, asked.epochs, rates), indent=2))
         return
     corpus = SmsSpamSettings().read(0).train
     texts, labels = corpus.texts[: asked.texts], torch.from_numpy(corpus.labels[: asked.texts])
