@@ -130,6 +130,7 @@ def test_claims_are_those_of_the_numbers() -> None:
         {"method": method, "accuracy": value} for method, value in zip(METHODS, (60.0, 96.0, 97.5, 98.6), strict=True)
     ]
     assert all(one["holds"] for one in car_claims.claims_of("figure2", rows))
+    assert car_claims.claims_of("figure2", rows[:3]) == []
     rows[2]["accuracy"] = 98.7
     assert [one["claim"] for one in car_claims.claims_of("figure2", rows) if not one["holds"]] == [
         "adapter + head is the best of the four"
@@ -140,11 +141,14 @@ def test_claims_are_those_of_the_numbers() -> None:
         for scenario, value in (("central", 98.0), ("FL", 97.6), ("FL + DP, fixed", 96.0))
     ]
     assert [one["holds"] for one in car_claims.claims_of("table1", rows)] == [True, False, True, False]
+    assert [one["holds"] for one in car_claims.claims_of("table1", rows[:3])] == [True, False]
 
 
 def test_what_there_is_not_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot reproduce car/table9; expected one of figure2"):
         car.reproduce("table9", tmp_path, "minilm", None, 1, 1)
+    with pytest.raises(UserError, match="car/table3 has no row with method 'head'"):
+        car.reproduce("table3", tmp_path, "minilm", None, 1, 1, method="head")
 
 
 def test_folds_share_a_seed_and_choose_their_rate_on_the_first(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -32,6 +33,9 @@ def reproduce(
     limit: Annotated[
         int | None, typer.Option(min=2, help="car: so many examples only (arXiv: papers of each category).")
     ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="car: only the rows of one way, for example head, which runs no encoder.")
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many runs each figure is the mean of.")] = 3,
     epsilons: Annotated[str, typer.Option(help="For norm/table1: which epsilons, for example 5 or 5,1.5.")] = "5,1.5",
     bounds: Annotated[
@@ -59,7 +63,7 @@ def reproduce(
         result = pfl_asr.reproduce(table, place(corpus), corpus, seeds, workers, quiet=as_json)
     elif paper == "car":
         kept = place(encoder) if limit is None else place(encoder, limit)
-        result = car.reproduce(table, kept, encoder, limit, seeds, workers, quiet=as_json)
+        result = car.reproduce(table, kept, encoder, limit, seeds, workers, quiet=as_json, method=method)
     elif what == "norm/quadratics":
         result = norm.quadratics(place(), seeds, workers, quiet=as_json)
     elif what == "norm/table1":
@@ -71,9 +75,11 @@ def reproduce(
             f"cannot reproduce {what!r}; expected norm/quadratics, norm/table1, pfl-asr/TABLE or car/TABLE; see --help"
         )
     if as_json:
-        own = {"dataset": dataset, "limit": limit, "seeds": seeds} | ({"encoder": encoder} if paper == "car" else {})
+        own = {"dataset": dataset, "limit": limit, "seeds": seeds} | (
+            {"encoder": encoder, "method": method} if paper == "car" else {}
+        )
         own |= {"epsilons": epsilons, "bounds": bounds, "rates": rates} if what == "norm/table1" else {}
-        said = [f"--{name} {value}" for name, value in own.items() if value is not None]
+        said = [f"--{name} {quote(str(value))}" for name, value in own.items() if value is not None]
         command = " ".join(["confide reproduce", what, *said])
         print_json({"command": command, "rows": result.rows, "claims": result.claims})
         return

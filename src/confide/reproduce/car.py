@@ -36,7 +36,7 @@ from confide.privacy.accountant import shown
 from confide.recipe import Recipe, load
 from confide.report.figures.retrieval import draw_bars, draw_curves
 from confide.reproduce.car_claims import claims_of
-from confide.reproduce.car_tables import SPEED_UPS, TABLES, Cell
+from confide.reproduce.car_tables import METHODS, SPEED_UPS, TABLES, Cell
 from confide.reproduce.grid import Result, cached_task, claim_text, run_groups, text_table, write_rows
 from confide.runs.records import evaluate
 
@@ -90,12 +90,15 @@ def _measure_search(recipe: Recipe) -> dict[str, Any]:
 
 
 def reproduce(
-    what: str, folder: Path, encoder: str, limit: int | None, seeds: int, workers: int, quiet: bool = False
-) -> Result:
+    what: str, folder: Path, encoder: str, limit: int | None, seeds: int, workers: int, quiet: bool = False,
+    method: str | None = None,
+) -> Result:  # fmt: skip
     """Choose rates on held-out training rows, run the cells of a table, and lay them beside the paper's."""
     if what not in TABLES:
         raise UserError(f"cannot reproduce car/{what}; expected one of {', '.join(TABLES)}")
-    table = TABLES[what]()
+    table = [cell for cell in TABLES[what]() if method is None or cell.row.get("method") == method]
+    if not table:
+        raise UserError(f"car/{what} has no row with method {method!r}; expected one of {', '.join(METHODS)}")
     common = [] if what == "figure7" else [f"task.encoder.source={encoder}"]
     if limit is not None:
         common.append(f"task.data.{'per_category' if what in ('figure7', 'folds-arxiv') else 'limit'}={limit}")
