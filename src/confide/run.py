@@ -45,6 +45,8 @@ class Step:
     signal: Signal
     noise: float | None
     """The norm of the noise; none where there is none, or where users added their own."""
+    noisy: Tensor | None = None  # (layers,)
+    """The norms of the tensors of what was released, where they are recorded and there is noise."""
     released: dict[str, float] = field(default_factory=dict)
     """The figures of `privacy.metrics`, with their noise."""
 
@@ -86,12 +88,13 @@ class Loop:
         signal = self.probe.measure(t, state.parameters, gradient)
         own = self.bounds.own_noise(state, tally, cohort)
         noise = release.add_noise(gradient, state.noise, own)  # 13
+        noisy = None if noise is None else self.probe.layers(t, gradient)
         shares, figures = self._shares(tally, release)
         self.bounds.follow(state, tally, cohort, shares)
         self.final.keep(state)  # w_t, before it is left
         self.central.move(state, gradient)  # 16
         state.step, state.pending = t + 1, None
-        return Step(t + 1, self.bounds.shown(state, rule), tally, signal, noise, figures)
+        return Step(t + 1, self.bounds.shown(state, rule), tally, signal, noise, noisy, figures)
 
     def _shares(self, tally: Tally, release: Release) -> tuple[Tensor, dict[str, float]]:
         """Release what users counted, all at once: the shares within each adaptive bound, and the figures."""

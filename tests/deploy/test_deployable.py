@@ -18,6 +18,7 @@ from confide.errors import UserError
             ["bounding={rule: clip, bound: 1, adaptive: {kind: car}}", "privacy={mechanism: none}"],
             "kind=car: needs every client's raw norm",
         ),
+        (["local.gradient_norms=true"], "do not tell a server"),
         (["privacy.trust=distributed", "users={weights: examples, public: true}"], "uniform weights"),
     ],
 )

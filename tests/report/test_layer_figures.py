@@ -29,7 +29,7 @@ from confide.speech.model import ModelSettings, parameter_shapes
 torch.set_num_threads(1)
 SETS = ["bounding={rule: per_layer_clip, split: dim, bound: 2}", "evaluation={every: 2}", "run={steps: 5}"]
 SETS += ["privacy={mechanism: gaussian, noise_multiplier: 1, delta: 1.0e-5}"]
-FIELDS = ("delta", "delta_deviation", "bounded", "clipped", "signal", "weights", "noise")
+FIELDS = ("delta", "delta_deviation", "bounded", "clipped", "signal", "weights", "noise", "noisy")
 
 
 def digits(*sets: str) -> Recipe:
@@ -48,7 +48,7 @@ def write_lines(path: Path, names: list[str], steps: int, noise: bool = True, no
     lines: list[dict[str, Any]] = [{"step": 0, "names": names, "sizes": sizes.tolist()}]
     for step in range(1, steps + 1):
         line: dict[str, Any] = {"step": 2 * step, "users": 10 * step}
-        line |= {field: (sizes / step).tolist() for field in FIELDS if noise or field != "noise"}
+        line |= {field: (sizes / step).tolist() for field in FIELDS if noise or not field.startswith("nois")}
         if noise:
             line["noise"] = [1.0 if noisy in name else 0.0 for name in names]
         lines.append(line)

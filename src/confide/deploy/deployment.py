@@ -162,6 +162,8 @@ def check_deployable(wanted: Recipe) -> None:
         problems.append(
             "privacy.mechanism=python: clients add their noise by the mechanisms of this package; use trust: central"
         )
+    if wanted.local.gradient_norms:
+        problems.append("local.gradient_norms: clients do not tell a server how long their gradients are; leave it out")
     if problems:
         raise UserError("; ".join(problems))
 

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from confide.federated.bounding import ROUNDING, Bounder
 from confide.federated.chain import Ranks, ranks_of
-from confide.federated.local import LocalTraining, PlainTrainer, Updates
+from confide.federated.local import LocalTraining, PlainTrainer, PlainUpdate, Updates
 from confide.federated.low_rank import LowRankTrainer
 from confide.federated.measures import ACCURACY, Measures
-from confide.federated.one_pass import OnePassTrainer, users_at_once
+from confide.federated.one_pass import OnePassTrainer, OnePassUpdates, users_at_once
 from confide.federated.parameters import Layout
 from confide.federated.task import Task
 
@@ -48,6 +48,9 @@ class Tally:
     layer_bounded: list[float] = field(default_factory=list)
     layer_clipped: list[float] = field(default_factory=list)
     """Of each tensor: the norm, its square, the norm once bounded, and how many users' were shortened."""
+    gradient: float = 0.0
+    layer_gradients: list[float] = field(default_factory=list)
+    """Of the local gradients and of each tensor of them, where it is asked for: the norm, mean over a user's steps."""
     votes: list[float] = field(default_factory=list)
     """For an adaptive bound: each counter's sum of +1/2 for a user within it and -1/2 for one beyond."""
     measures: list[float] = field(default_factory=list)
@@ -160,6 +163,8 @@ class PartTrainer:
         lengths, bounded = torch.linalg.vector_norm(norms, dim=1), (factors < ROUNDING).any(dim=1) & finite
         known = {"loss": updates.losses, "norm": lengths, "bounded": bounded}
         known |= {} if right is None else {ACCURACY: right}
+        watched = updates.watched if isinstance(updates, PlainUpdate | OnePassUpdates) else None
+        gradient = [] if watched is None else torch.where(finite[:, None], watched, 0.0).sum(dim=0).tolist()
         return Tally(
             users=len(users),
             not_finite=int((~finite).sum()),
@@ -172,6 +177,8 @@ class PartTrainer:
             layer_norms_squared=norms.square().sum(dim=0).tolist(),
             layer_bounded=(norms * factors).sum(dim=0).tolist(),
             layer_clipped=((factors < ROUNDING) & finite[:, None]).sum(dim=0).double().tolist(),
+            gradient=gradient[0] if gradient else 0.0,
+            layer_gradients=gradient[1:],
             votes=torch.where(finite[:, None], rule.votes(norms), 0.0).sum(dim=0).tolist() if vote else [],
             measures=self.measures.values(known, finite).sum(dim=0).tolist() if self.measures.bounds else [],
             raw_norms=torch.where(finite, lengths, torch.nan).tolist() if rule.per_user else [],

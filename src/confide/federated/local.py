@@ -56,14 +56,19 @@ class LocalTraining(Section):
         description="how local steps go, such as {kind: adam}; none: plain gradient descent. Its state ends with the "
         "user's turn, and short cuts for plain steps are not taken",
     )  # fmt: skip
+    gradient_norms: bool = Field(
+        False, exclude_if=lambda value: not value,
+        description="also record the norms of local gradients, as they are before gradient_clip (PFL-ASR Figures 13 "
+        "and 14); short cuts for plain steps are not taken",
+    )  # fmt: skip
 
     def rate(self, step: int) -> float:
         return self.learning_rate * self.schedule(step)
 
     @property
     def plain(self) -> bool:
-        """Whether local steps are plain gradient descent at one rate for all tensors, as most short cuts expect."""
-        return not self.rates and self.optimiser is None
+        """Whether most short cuts will do: plain gradient descent at one rate for all tensors, and nobody watches."""
+        return not self.rates and self.optimiser is None and not self.gradient_norms
 
 
 class Updates(Protocol):
@@ -85,6 +90,7 @@ class PlainUpdate:
     layout: Layout
     norms: Tensor
     losses: Tensor
+    watched: Tensor | None = None  # (users, 1 + layers) norms of the gradients, the whole one's first, if asked for
 
     def weighted_sum(self, factors: Tensor, into: Tensor) -> None:
         self.layout.add_scaled(self.delta, factors[0].tolist(), into)
@@ -110,28 +116,34 @@ class PlainTrainer:
         for own, (name, value) in product(self._slots, self._begins.items()):  # whatever the last user left
             own[name].fill_(value)
         first_loss: Tensor | None = None
+        seen: list[Tensor] = []
         draw = generator(self.seed, "batches", step, user)
         for taken, chosen in enumerate(batches(self.task, local, user, draw)):
             batch = tuple(part.to(self.theta.device) for part in self.task.batch(user, chosen, draw))
             loss = self.task.loss(self.leaves, batch)
             gradients = torch.autograd.grad(loss, list(self.leaves.values()), allow_unused=True)
             first_loss = loss.detach() if first_loss is None else first_loss
-            self._descend(central, gradients, rate, taken)
+            seen += self._descend(central, gradients, rate, taken)
         scale = 1.0 / rate if local.divide_by_learning_rate else 1.0
         # The trained model is needed no more: the update takes its place, and less memory is moved and held.
         norms = self.layout.difference(central, self.theta, self.theta, scale)
         losses = torch.zeros(1) if first_loss is None else first_loss.reshape(1)
-        return PlainUpdate(self.theta, self.layout, norms.unsqueeze(0), losses.double().cpu())
+        watched = torch.stack(seen).mean(dim=0, keepdim=True) if seen else None
+        return PlainUpdate(self.theta, self.layout, norms.unsqueeze(0), losses.double().cpu(), watched)
 
     @torch.no_grad()
-    def _descend(self, central: Tensor, gradients: Sequence[Tensor | None], rate: float, taken: int) -> None:
-        """One step, after `taken`. A tensor that the loss does not depend on has no gradient: only FedProx moves it."""
+    def _descend(self, central: Tensor, gradients: Sequence[Tensor | None], rate: float, taken: int) -> list[Tensor]:
+        """One step, after `taken`, and the norms of its gradient if they are asked for.
+
+        A tensor that the loss does not depend on has no gradient: only FedProx moves it.
+        """
         weights, local = self.layout.pieces(self.theta), self.local
         found = [None if gradient is None else gradient.reshape(-1) for gradient in gradients]
         if local.proximal:
             pairs = zip(weights, self.layout.pieces(central), strict=True)
             pulls = [local.proximal * (weight - start) for weight, start in pairs]
             found = [pull if g is None else pull.add_(g) for g, pull in zip(found, pulls, strict=True)]
+        seen = [_norms(found)] if local.gradient_norms else []
         shrink = 1.0
         if local.gradient_clip is not None:
             norms = [torch.linalg.vector_norm(gradient) for gradient in found if gradient is not None]
@@ -140,10 +152,22 @@ class PlainTrainer:
         if local.optimiser is None:
             steps = [(weight, g, -rate * shrink * factor) for weight, g, factor, _ in moves if g is not None]
             list(in_threads(lambda job: add_scaled(*job), steps, self.theta))
-            return
+            return seen
         move, kind = local.optimiser.move, working_dtype(self.theta)
         jobs = [(w, shrink * g.to(kind), own, rate * factor, taken) for w, g, factor, own in moves if g is not None]
         list(in_threads(lambda job: move(*job), jobs, self.theta))
+        return seen
+
+
+def _norms(gradients: Sequence[Tensor | None]) -> Tensor:
+    """Of a whole gradient, and of each tensor of it; no gradient is a gradient of zero."""  # (1 + layers,)
+    found = [0.0 if g is None else float(torch.linalg.vector_norm(g, dtype=torch.float64)) for g in gradients]
+    return whole_first(torch.tensor([found], dtype=torch.float64))[0]
+
+
+def whole_first(norms: Tensor) -> Tensor:
+    """Put the norm of all tensors together before those of the tensors."""  # (users, layers) -> (users, 1 + layers)
+    return torch.cat([torch.linalg.vector_norm(norms, dim=1, keepdim=True), norms], dim=1)
 
 
 def batches(task: Task, local: LocalTraining, user: int, draw: np.random.Generator) -> Iterator[np.ndarray | None]:

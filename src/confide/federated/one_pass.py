@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from confide.federated.local import LocalTraining, batches
+from confide.federated.local import LocalTraining, batches, whole_first
 from confide.federated.parameters import Layout
 from confide.federated.rates import factors
 from confide.federated.taps import Taps
@@ -99,7 +99,8 @@ class OnePassTrainer:
         norms = torch.stack([self.layout.norms_above(own) for own in flat])
         rates = torch.tensor(factors(self.local.rates, self.layout.names, "local"), dtype=torch.float64)
         scales = self._scales(norms, self.local.rate(step))[:, None] * rates  # (users, layers)
-        return OnePassUpdates(self.layout, flat, scales, norms * scales, losses.double().cpu())
+        watched = whole_first(norms) if self.local.gradient_norms else None
+        return OnePassUpdates(self.layout, flat, scales, norms * scales, losses.double().cpu(), watched)
 
     def _batch(self, user: int, step: int) -> tuple[Tensor, ...]:
         """The examples of the one local step, drawn as `PlainTrainer` does."""
@@ -133,6 +134,7 @@ class OnePassUpdates:
     scales: Tensor  # (users, layers) float64
     norms: Tensor
     losses: Tensor
+    watched: Tensor | None = None  # (users, 1 + layers) norms of the gradients, the whole one's first, if asked for
 
     def weighted_sum(self, factors: Tensor, into: Tensor) -> None:
         # 0 times a scale that is not finite would not be zero.

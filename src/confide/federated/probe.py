@@ -28,7 +28,8 @@ class Probe:
     """Whether the norms of each tensor are wanted for a step, counted from 1 (PFL-ASR Figures 5, 10, 13, 14)."""
 
     def measure(self, step: int, parameters: Tensor, gradient: Tensor) -> Signal:
-        norm = float(gradient.norm())
-        if not self.wants_layers(step + 1):
-            return Signal(norm)
-        return Signal(norm, self.layout.norms(gradient), self.layout.norms(parameters))
+        return Signal(float(gradient.norm()), self.layers(step, gradient), self.layers(step, parameters))
+
+    def layers(self, step: int, vector: Tensor) -> Tensor | None:
+        """The norm of each tensor, where that is wanted."""  # (layers,)
+        return self.layout.norms(vector) if self.wants_layers(step + 1) else None

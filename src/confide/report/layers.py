@@ -76,7 +76,7 @@ def read_layers(path: Path) -> Layers | None:
     if len(lines) < 2:
         return None
     first, *records = lines
-    known = ("delta", "delta_deviation", "bounded", "clipped", "signal", "noise", "weights")
+    known = ("delta", "delta_deviation", "bounded", "clipped", "signal", "noise", "noisy", "weights", "gradient")
     fields = [field for field in known if field in records[0]]
     return Layers(
         tuple(first["names"]),

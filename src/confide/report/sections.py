@@ -59,6 +59,8 @@ def curves(records: list[Record], recipe: Recipe, metric: str, began: Mapping[st
         Chart("norm of a user's update", "Mean over the cohort before and after bounding, and the bound in force.",
               [of("update_norm", "before bounding", 7), of("bounded_norm", "after bounding", 0),
                of("bound", "bound", 1, True)], log=True),
+        Chart("norm of a local gradient", "Mean over the cohort and every user's local steps, before it is clipped.",
+              [of("gradient_norm", "local gradients")], log=True),
         Chart("share bounded", "Share of the cohort whose updates were changed by bounding. Near 1 the bound decides "
               "how far every user moves the model; near 0 it only guards.",
               [of("share_bounded", "share")], from_zero=True),
@@ -200,7 +202,8 @@ def again(folder: Path, recipe: Recipe, summary: Record | None) -> list[str]:
 
 
 def _norms(layers: Layers, what: str, places: list[int], steps: list[float]) -> Chart:
-    fields = (("delta", "update", 7), ("bounded", "bounded", 0), ("signal", "aggregate", 2), ("noise", "noise", 1))
+    fields = (("delta", "update", 7), ("bounded", "bounded", 0), ("signal", "aggregate", 2), ("noise", "noise", 1),
+              ("gradient", "local gradient", 3))  # fmt: skip
     lines = [
         Line(label, steps, _finite(layers.norm(field, places)), colour, dashed=field == "noise")
         for field, label, colour in fields

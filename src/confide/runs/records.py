@@ -94,6 +94,8 @@ def record_of(loop: Loop, state: State, made: Step) -> Record:
         "signal": signal.norm,
         "local_learning_rate": loop.recipe.local.rate(made.number - 1),
     }
+    if loop.recipe.local.gradient_norms:
+        record["gradient_norm"] = tally.gradient / users
     if noise is not None:
         record |= {"noise": noise, "snr": signal.norm / noise}
     record["bound"] = made.bound
@@ -108,7 +110,8 @@ def _layers(loop: Loop, made: Step) -> Record:
     """Norms of each tensor (PFL-ASR Figures 5, 10, 13, 14).
 
     Mean and deviation over users of the update's norm, mean once bounded, share of users whose was shortened; norm of
-    the aggregate; norm of the model that the users started from; expected norm of the noise.
+    the aggregate; norm of the model that the users started from; expected norm of the noise, and norm of the aggregate
+    with it. Where it is asked for, also the mean over users and their steps of the local gradient's norm.
     """
     tally, users = made.tally, made.tally.users - made.tally.not_finite
     nothing = [0.0] * len(loop.layout.names)
@@ -126,9 +129,13 @@ def _layers(loop: Loop, made: Step) -> Record:
         "signal": _six_digits(made.signal.layers),
         "weights": _six_digits(made.signal.weights),
     }
+    if loop.recipe.local.gradient_norms:
+        gradients = torch.tensor(tally.layer_gradients or nothing, dtype=torch.float64)
+        record["gradient"] = _six_digits(gradients / max(users, 1))
     if made.noise is not None:  # spread evenly over the coordinates that have any
         sizes = torch.tensor(loop.plan.mechanism.noisy_sizes(loop.layout.sizes), dtype=torch.float64)
         record["noise"] = _six_digits(made.noise * (sizes / sizes.sum()).sqrt())
+        record["noisy"] = _six_digits(made.noisy)
     return record
 
 

@@ -27,6 +27,8 @@ _CURVES = (
     ("bounded", "update, after bounding", "#1d4ed8", "-"),
     ("signal", "aggregate, before noise", "#15803d", "-"),
     ("noise", "noise", "#c2410c", "--"),
+    ("noisy", "aggregate, with noise", "#7c3aed", ":"),
+    ("gradient", "local gradient", "#b45309", "-."),
 )
 
 
@@ -97,10 +99,11 @@ def _curves(folder: Path, layers: Layers) -> tuple[Path, str]:
         for axis in used[::_COLUMNS]:
             axis.set_ylabel("norm")
         handles, labels = used[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(_CURVES))
+        figure.legend(handles, labels, loc="outside lower center", ncols=4)
     return path, (
-        "By kind of tensor: mean norm of the users' updates before and after bounding, norm of their aggregate, and "
-        "expected norm of the noise that was added to it."
+        "By kind of tensor: mean norm of the users' updates before and after bounding, norm of their aggregate, "
+        "expected norm of the noise that was added to it, and norm of the two together; with `local.gradient_norms`, "
+        "also the mean norm of the users' local gradients."
     )
 
 
