@@ -14,7 +14,7 @@ from confide.errors import UserError
 from confide.reproduce import pfl_asr, speech_claims, speech_tables
 
 Command = Callable[..., tuple[int, str, str]]
-OURS = {"imbalance", "groups", "bounds", "transfer", "pretrained"}
+OURS = {"imbalance", "groups", "bounds", "transfer", "pretrained", "weighted", "figure13"}
 """Tables that the paper does not have, or has only as a figure without numbers."""
 VOICES = "{kind: synthetic, speakers: 4, utterances: 3, sentences: digits, digits: [1, 2]"
 SMALL = f"""\
@@ -121,7 +121,8 @@ def test_every_table_with_runs_says_what_it_claims() -> None:
     for name, cells in speech_tables.TABLES.items():
         made = [
             {**cell.row, "start": 100.0, "wer": 50.0 - number, "deviation": 0.5, "runs": 3, "norms": 1.0,
-             "test_loss": 10.0 + number}
+             "test_loss": 10.0 + number, "test_loss_deviation": 0.5, "gradient": 3.0, "update": 0.5, "bounded": 0.01,
+             "aggregate": 0.01, "noisy": 0.02}
             for number, cell in enumerate(cells())
         ]  # fmt: skip
         claims = speech_claims.claims_of(name, made)
@@ -138,6 +139,61 @@ def test_table_7_and_the_clients_read_their_own_rows() -> None:
     assert [one["holds"] for one in speech_claims.claims_of("table7", table7)] == [True, True]
     clients = [row(60, users="speakers", mu=0.0), row(50, users="iid", mu=0.0), row(59, users="speakers", mu=0.1)]
     assert [one["holds"] for one in speech_claims.claims_of("clients", clients)] == [True, False]
+
+
+def test_a_lower_test_loss_and_more_of_the_bound_count_only_where_the_difference_is_clear() -> None:
+    def row(loss: float, **own: Any) -> dict[str, Any]:
+        return {**own, "wer": 99.0, "deviation": 1.0, "runs": 3, "test_loss": loss, "test_loss_deviation": 1.0}
+
+    def held(better: float) -> list[bool]:
+        rows = [
+            row(20.0 - better * (kind == "lamb"), blocks=blocks, cohort=cohort, optimiser=kind, rate=rate)
+            for kind in speech_tables.TRANSFER for blocks in (3, 12) for cohort in (4, 16)
+            for rate in ("best", "transferred")
+        ]  # fmt: skip
+        return [one["holds"] for one in speech_claims.claims_of("transfer", rows)]
+
+    assert held(2.0) == [False, False, *[True] * 8], "no optimiser loses by transfer, so none loses less"
+    assert held(1.0) == [False] * 10, "twice the standard error is 1.6"
+    rows = [row(0.0, beta=beta) | {"wer": wer} for beta, wer in ((1.0, 35.0), (2.0, 34.0), (10.0, 33.0))]
+    assert [one["holds"] for one in speech_claims.claims_of("weighted", rows)] == [True, False]
+
+
+@pytest.mark.usefixtures("warm_processes")
+def test_the_course_of_the_norms_is_kept_and_drawn(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = ("local.gradient_norms=true", "evaluation.every=1")
+    cells = [
+        speech_tables.Cell(
+            {"sigma": s, "clipping": rule}, (*watched, speech_tables.CLIPPING[rule], *speech_tables.noisy(s))
+        )
+        for rule in ("global", "dim") for s in (0.0, 1e-4)
+    ]  # fmt: skip
+    monkeypatch.setitem(speech_tables.TABLES, "figure13", lambda: cells)
+    monkeypatch.setattr(pfl_asr, "claims_of", lambda *_: [])
+    quiet, loud, *_ = pfl_asr.reproduce("figure13", small / "out" / "x", "synthetic", 1, 1, quiet=True).rows
+    assert quiet["gradient"] > 0
+    assert quiet["update"] > quiet["bounded"] > 0
+    assert quiet["noisy"] == quiet["aggregate"]
+    assert loud["noisy"] > loud["aggregate"]
+    assert (small / "out" / "x" / "figure13.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.mark.usefixtures("warm_processes")
+@pytest.mark.usefixtures("no_figures")
+def test_seeds_by_lars_are_made_and_their_updates_measured(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pfl_asr, "SMALL", ())
+    monkeypatch.setattr("confide.encoders.weights.find", lambda *_: None)
+    found = pfl_asr.reproduce("starts", small / "out" / "x", "synthetic", 1, 1, quiet=True)
+    fresh, adam, *lars = found.rows
+    assert [row["start"].endswith(f"LARS at 0.5, {n} times as many steps") for row, n in zip(lars, (1, 3), strict=True)]
+    kept = small / "out" / "synthetic-seeds"
+    models = [kept / name / "model.safetensors" for name in ("seed", "seed-lars", "seed-lars-long")]
+    assert len({path.read_bytes() for path in models}) == 3
+    assert all(row["norms"] > 0 and row["wer after"] > 0 for row in found.rows)
+    made = recipe.load(str(kept / "seed-lars-long" / "recipe.yaml"))
+    assert (made.central.kind, made.central.learning_rate, made.run.steps) == ("lars", 0.5, 6)
+    assert fresh["start"].startswith("fresh")
+    assert adam["start"].endswith("Adam")
 
 
 def test_an_unbalanced_seed_computes_what_the_seed_computes(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,10 +23,21 @@ from confide.privacy.accountant import shown
 from confide.randomness import generator
 from confide.recipe import Recipe, load
 from confide.report.figures.layer import draw_layers
-from confide.report.figures.speech import draw_clipping, draw_imbalance
-from confide.reproduce.grid import Result, claim, claim_text, run_groups, text_table, train_once, write_rows
+from confide.report.figures.speech import draw_clipping, draw_course, draw_imbalance
+from confide.reproduce.grid import Result, claim, claim_text, run_cells, run_groups, text_table, train_once, write_rows
 from confide.reproduce.speech_claims import claims_of
-from confide.reproduce.speech_tables import FRESH, SEED, SIZES, TABLES, TRAINED_HEAD, Cell, noisy
+from confide.reproduce.speech_tables import (
+    CLIPPING,
+    FRESH,
+    LARS_SEEDS,
+    SEED,
+    SIZES,
+    SMALL,
+    TABLES,
+    TRAINED_HEAD,
+    Cell,
+    noisy,
+)
 from confide.run import Loop
 from confide.runs.records import evaluate
 from confide.runs.simulation import simulate
@@ -40,6 +51,7 @@ OTHERS = {
 }
 """Where rates are tried: on people of the users' kind who are not in the test; of AudioMNIST, on users left out."""
 HEAD_STEPS = ("run.steps=60", "central.schedule.steps=60", "evaluation.every=60")
+_WERS = {"wer before": "start", "wer after": "wer"}
 _LAST = 8  # steps over which the training loss at the end is averaged
 
 
@@ -49,9 +61,12 @@ def measure(recipe: Recipe) -> dict[str, Any]:
     losses: list[float] = []
     ratios: dict[str, list[float]] = {}
     deltas: dict[str, list[float]] = {}
+    course: list[dict[str, float]] = []
 
     def watch(loop: Loop, state: Any, record: dict[str, Any]) -> None:
         losses.append(record["loss"])
+        if recipe.local.gradient_norms:
+            course.append(_course(record))
         if "evaluation" in record:
             curve.append((record["step"], record["evaluation"]["wer"]))
         if "layers" in record:
@@ -67,13 +82,23 @@ def measure(recipe: Recipe) -> dict[str, Any]:
     loop, state = simulate(recipe, before.task, watch)
     end = loop.task.evaluate(loop.layout.views(loop.final.model(state)))
     epsilon = loop.plan.epsilon(loop.charges) if loop.plan.event.private else None
+    watched = {"course": course} if course else {}
     return {
         "start": start["wer"], "wer": end["wer"], "cer": end["cer"], "curve": curve, "seconds": state.seconds,
         "epsilon": epsilon, "snr": {kind: mean(values) for kind, values in ratios.items()},
         "parameters": loop.layout.size, "loss": mean(losses[-_LAST:]), "test_loss": end["test_loss"],
         "deltas": {kind: mean(values) for kind, values in deltas.items()},
-        "imbalance": imbalance(loop.layout.views(begun.parameters), loop.task.scalings),
+        "imbalance": imbalance(loop.layout.views(begun.parameters), loop.task.scalings), **watched,
     }  # fmt: skip
+
+
+def _course(record: dict[str, Any]) -> dict[str, float]:
+    """The norms of Figures 13 and 14 at one step; the one with noise only where tensors are recorded."""
+    names = {"gradient": "gradient_norm", "update": "update_norm", "bounded": "bounded_norm", "aggregate": "signal"}
+    found = {"step": record["step"]} | {name: record[field] for name, field in names.items()}
+    if layers := record.get("layers"):
+        found["noisy"] = math.hypot(*layers.get("noisy", layers["signal"]))
+    return found
 
 
 def _ratios(names: Sequence[str], layers: dict[str, Any]) -> dict[str, float]:
@@ -126,12 +151,19 @@ def reproduce(what: str, folder: Path, dataset: str, seeds: int, workers: int, q
         draw_clipping(folder / "table1.png", dict(zip(names, groups, strict=True)))
     if what == "imbalance":
         draw_imbalance(folder / "imbalance.png", rows)
+    if what == "figure13":
+        draw_course(
+            folder / "figure13.png", [(row, [v["course"] for v in own]) for row, own in zip(rows, groups, strict=True)]
+        )
     claims = claims_of(what, rows)
     return Result(rows, claims, _text(what, dataset, seeds, rows, claims, folder))
 
 
 def _starts(folder: Path, dataset: str, workers: int, quiet: bool) -> Result:
-    """How unbalanced models are that nobody constructed: fresh ones, our seed, and Whisper's encoders."""
+    """How unbalanced models are that nobody constructed: fresh ones, our seeds, and Whisper's encoders.
+
+    Of the recognisers, users' updates are measured too, in a cell of Table 1 without noise.
+    """
     from safetensors.torch import load_file
 
     from confide.encoders.frames import FrameEncoder
@@ -139,11 +171,21 @@ def _starts(folder: Path, dataset: str, workers: int, quiet: bool) -> Result:
 
     base = BASES[dataset]
     settings: Any = load(f"{base}/seed").task
-    whole = _seed_model(base, SEED, folder.parent / f"{dataset}-seeds", workers, quiet)
-    models = {
-        "fresh, 3 blocks": (initial_parameters(settings.model, generator(0, "model")), model_scalings(settings.model)),
-        f"seed of {dataset}, by Adam": (load_file(whole / "model.safetensors"), model_scalings(settings.model)),
+    seeds = {f"seed of {dataset}, by Adam": SEED} | {
+        f"seed of {dataset}, by LARS at 0.5, {times} times as many steps": start for start, times in LARS_SEEDS.items()
     }
+    kept = folder.parent / f"{dataset}-seeds"
+    places = {start: _seed_model(base, start, kept, workers, quiet) for start in seeds.values()}
+    recognisers = {"fresh, 3 blocks": FRESH} | seeds
+    begins = [(*_begin(start, places), *SMALL, CLIPPING["global"], *noisy(0)) for start in recognisers.values()]
+    cells = [load(f"{base}/federated", changes) for changes in begins]
+    ran = run_cells(folder.parent / f"{dataset}-cells", cells, measure, workers, f"pfl-asr/starts ({dataset})", quiet)
+    updates = dict(zip(recognisers, ran, strict=True))
+    models = {
+        "fresh, 3 blocks": (initial_parameters(settings.model, generator(0, "model")), model_scalings(settings.model))
+    }
+    for name, start in seeds.items():
+        models[name] = (load_file(places[start] / "model.safetensors"), model_scalings(settings.model))
     for source in ("whisper-tiny.en", "whisper-base.en"):
         if find(source, "speech") is not None:
             encoder = FrameEncoder(source)
@@ -156,12 +198,17 @@ def _starts(folder: Path, dataset: str, workers: int, quiet: bool) -> Result:
             for kind in ("attention", "mlp")
             for found in [[v for k, v in balancing_factors(parameters, scalings).items() if k.endswith(kind)]]
         }
+        | {"norms": _norms([updates[name]["deltas"]]) if name in updates else ""}
+        | {word: round(updates[name][own], 2) if name in updates else "" for word, own in _WERS.items()}
         for name, (parameters, scalings) in models.items()
     ]
     write_rows(folder, rows)
     most = max((row for row in rows), key=lambda row: float(row["imbalance"]))
     what = f"the most unbalanced of these ({most['start']}) is as unbalanced as the constructed start with c = 3"
     claims = [claim(what, most["imbalance"], 45.0, most["imbalance"] >= 45)]
+    longest = max((row for row in rows if row["norms"] != ""), key=lambda row: float(row["norms"]))
+    what = f"updates of LayerNorms over those of the attention, the most of these ({longest['start']}; 10 in the paper)"
+    claims.append(claim(what, longest["norms"], 10.0, longest["norms"] >= 10))
     title = "Imbalance from the weights alone: of updates per coordinate, LayerNorms over the matrices behind them"
     return Result(
         rows, claims, "\n".join([title, *text_table(rows, list(rows[0])), *(claim_text(one, ".2f") for one in claims)])
@@ -210,6 +257,11 @@ def _seed_model(base: str, start: str, folder: Path, workers: int, quiet: bool) 
     if start.endswith("%"):
         whole = load(f"{base}/seed").run.steps
         changes = [f"run.steps={round(whole * int(start.removesuffix('%').split('-')[1]) / 100)}"]
+    elif start in LARS_SEEDS:
+        steps = load(f"{base}/seed").run.steps * LARS_SEEDS[start]
+        falling = f"{{kind: exponential, rate: 0.5, start: {round(0.6 * steps)}, transition: {math.ceil(steps / 8)}}}"
+        central = f"central={{kind: lars, learning_rate: 0.5, schedule: {falling}}}"
+        changes = [central, f"run.steps={steps}"]
     elif start != SEED:
         changes = [f"task.model={SIZES[start.split('-')[1]]}"]
     train_once(load(f"{base}/seed", changes), folder / start, workers, quiet)
@@ -237,7 +289,12 @@ def _row(cell: Cell, chosen: tuple[str, ...], values: list[dict[str, Any]]) -> d
         "imbalance": round(values[0]["imbalance"], 3),
     }  # fmt: skip
     if "test_loss" in values[0]:
-        row["test_loss"] = round(mean(v["test_loss"] for v in values), 3)
+        losses = [v["test_loss"] for v in values]
+        row["test_loss"] = round(mean(losses), 3)
+        row["test_loss_deviation"] = round(stdev(losses), 3) if len(losses) > 1 else ""
+    if "course" in values[0]:
+        for name in ("gradient", "update", "bounded", "aggregate", "noisy"):
+            row[name] = float(f"{mean(step[name] for v in values for step in v['course'] if name in step):.4g}")
     row["chosen"] = " ".join(chosen)
     row["snr"] = " ".join(f"{kind} {mean(v['snr'][kind] for v in values):.3g}" for kind in values[0]["snr"])
     return row
@@ -257,7 +314,7 @@ def _norms(runs: list[dict[str, float]]) -> float | str:
 def _text(
     what: str, dataset: str, seeds: int, rows: list[dict[str, Any]], claims: list[dict[str, Any]], folder: Path
 ) -> str:
-    shown = [name for name in rows[0] if name not in ("snr", "chosen", "runs", "imbalance", "test_loss")]
+    shown = [name for name in rows[0] if name not in ("snr", "chosen", "runs", "imbalance", "test_loss_deviation")]
     title = f"PFL-ASR {what} on {dataset}: word error rate, %, mean of {seeds} runs; the paper's test WER beside it"
     said = [claim_text(one, ".2f") for one in claims]
     return "\n".join([title, *text_table(rows, shown), "", *said, f"rows: {folder / 'rows.csv'}"])

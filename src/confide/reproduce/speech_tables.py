@@ -25,6 +25,8 @@ FRESH = "none"
 SEED = "seed"
 WEAK = "seed-20%"
 TRAINED_HEAD = "head"
+LARS_SEEDS = {"seed-lars": 1, "seed-lars-long": 3}
+"""Seeds by LARS at the paper's rate, and how many times as long as ours they are trained."""
 SMALL = ("sampling.cohort=6", "run.steps=40", "evaluation.every=40")
 """A cell of some twelve processor seconds: 40 steps of 6 users who take three local steps each."""
 XI = 1e-6
@@ -209,6 +211,22 @@ def groups() -> list[Cell]:
     ]
 
 
+def weighted() -> list[Cell]:
+    """More of the bound for the MLPs (appendix H.5): a_h is beta for them and 1 elsewhere; beta = 1 is dim."""
+    more = "bounding={{rule: per_layer_clip, bound: 0.01, split: weighted, layer_weights: {{'*.mlp.*': {}}}}}"
+    rules = {1.0: CLIPPING["dim"]} | {beta: more.format(beta) for beta in (1.5, 2.0, 3.0, 10.0)}
+    return [Cell({"beta": beta}, (*SMALL, rule, *noisy(GROUP_NOISE))) for beta, rule in rules.items()]
+
+
+def figure13() -> list[Cell]:
+    """How norms go over training, with global clipping (Figure 13) and dim (Figure 14), at noises of Table 1."""
+    watched = ("evaluation.every=8", "local.gradient_norms=true")
+    return [
+        Cell({"sigma": sigma * 1e-6, "clipping": rule}, (*SMALL, *watched, CLIPPING[rule], *scaled_noise(sigma * 1e-6)))
+        for rule, sigma in product(("global", "dim"), (0, 10, 100))
+    ]
+
+
 def bounds() -> list[Cell]:
     """The bound C without noise (section 4.3): nothing should depend on it, because LAMB scales updates anew."""
     cells = [
@@ -295,5 +313,5 @@ def _listed(patterns: list[str]) -> str:
 TABLES = {
     "table1": table1, "imbalance": imbalance, "table4": table4, "table6": table6, "table7": table7, "table8": table8,
     "table13": table13, "table15": table15, "table21": table21, "groups": groups, "bounds": bounds, "clients": clients,
-    "transfer": transfer, "pretrained": pretrained,
+    "transfer": transfer, "pretrained": pretrained, "weighted": weighted, "figure13": figure13,
 }  # fmt: skip

@@ -60,6 +60,34 @@ def draw_clipping(path: Path, runs: dict[tuple[float, str], list[dict[str, Any]]
     return path
 
 
+def draw_course(path: Path, cells: list[tuple[dict[str, Any], list[list[dict[str, float]]]]]) -> Path:
+    """Norms over central steps (Figures 13 and 14): a row of axes for each rule, a curve for each noise, mean of runs.
+
+    `cells` has the row of each cell and, for every run of it, the norms of each step.
+    """
+    panels = {
+        "gradient": "local gradient", "update": "update", "bounded": "update, clipped", "aggregate": "aggregate",
+        "noisy": "aggregate with noise",
+    }  # fmt: skip
+    rules = list(dict.fromkeys(row["clipping"] for row, _ in cells))
+    noises = sorted({row["sigma"] for row, _ in cells})
+    with sheet(path, len(rules), len(panels), (14, 2.9 * len(rules))) as (_, axes):
+        for row, runs in cells:
+            colour = f"C{noises.index(row['sigma'])}"
+            for axis, (name, title) in zip(axes[rules.index(row["clipping"])], panels.items(), strict=True):
+                steps = [step["step"] for step in runs[0] if name in step]
+                norms = [mean(own) for own in zip(*([s[name] for s in run if name in s] for run in runs), strict=True)]
+                axis.plot(steps, norms, color=colour, lw=1.4, marker="o" if name == "noisy" else None, ms=3,
+                          label=f"sigma {row['sigma']:g}")  # fmt: skip
+                axis.set(yscale="log", title=title)
+        for own, rule in zip(axes, rules, strict=True):
+            own[0].set_ylabel(f"{NAMES[rule]}: norm")
+            own[-1].legend(fontsize=7)
+        for axis in axes[-1]:
+            axis.set_xlabel("central step")
+    return path
+
+
 def draw_imbalance(path: Path, rows: list[dict[str, Any]]) -> Path:
     """How far per-layer clipping is ahead of global clipping, against how much longer the LayerNorms' updates are.
 
