@@ -19,10 +19,11 @@ def reproduce(
         typer.Argument(
             help="norm/quadratics, norm/table1, or pfl-asr/ with table1 (noise, clipping), table4 (cohort, seed), "
             "table6 (IID), table7 (LayerNorm), table8 (optimisers), table13 (FedProx), table15 (seed quality), "
-            "table21 (sizes), figure5 (norms), imbalance (constructed starts), groups (noise on some tensors), bounds "
-            "(C), clients (IID, FedProx), transfer (rates), starts (imbalance of models), pretrained (LoRA by "
-            "rule); or car/ with figure2 (four combinations), table1 (FL, DP), table2 (clients), table3 (AG News), "
-            "figure7 (arXiv), folds and folds-arxiv (figure2 over --seeds folds)."
+            "table21 (sizes), figure5 (norms), figure13 (norms over steps), imbalance (constructed starts), groups "
+            "(noise on some tensors), weighted (bound for MLPs), bounds (C), clients (IID, FedProx), transfer (rates), "
+            "starts (imbalance of models), pretrained (LoRA by rule); or car/ with figure2 (four combinations), table1 "
+            "(FL, DP), table2 (clients), table3 (AG News), figure7 (arXiv), folds and folds-arxiv (figure2 over "
+            "--seeds folds)."
         ),
     ],
     dataset: Annotated[
