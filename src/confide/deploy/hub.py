@@ -42,6 +42,8 @@ _ROOM = 256 << 20
 """Bytes of arrays that are held before a round has taken them; one parcel may be larger, alone."""
 _PART_SECONDS = 10.0
 """Within which every part of an array has to follow the one before: 100 kB/s."""
+_SHARED_RATE = 1 << 20
+"""Bytes per second that an answer has to bring at least while others wait for the room that it takes."""
 _HELLO_SECONDS, _WATCH_SECONDS = 10.0, 2.0
 _HELLO_BYTES = 4096
 OPTIONS = (
@@ -82,6 +84,8 @@ class Session:
     key: bytes | None
     questions: asyncio.Queue[Question] = field(default_factory=asyncio.Queue)
     open: dict[int, Question] = field(default_factory=dict)
+    owed: int = 0
+    """Questions that it was sent and has not answered, in time or late."""
     cut: asyncio.Future[tuple[grpc.StatusCode, str]] = field(default_factory=lambda: asyncio.Future())
 
     def end(self, code: grpc.StatusCode, why: str) -> None:
@@ -287,9 +291,9 @@ class Hub:
                 task.cancel()
             if self._sessions.get(session.node) is session:
                 self._leave(session)
+            await asyncio.gather(*tasks, return_exceptions=True)
         if session.cut.done():
             await context.abort(*session.cut.result())
-        await asyncio.gather(*tasks, return_exceptions=True)
         errors = [task.exception() for task in tasks if not task.cancelled()]
         if any(isinstance(error, (Malformed, TimeoutError)) for error in errors):
             self.meter.turned_away["malformed"] += isinstance(errors[0], Malformed)  # a slow one is in the cohort
@@ -338,17 +342,23 @@ class Hub:
             frame = await context.read()
             if frame is grpc.aio.EOF:
                 return
-            incoming = Incoming.begin(frame, self.arrays)
+            incoming, session.owed = Incoming.begin(frame, self.arrays), session.owed - 1
+            if session.owed < 0:
+                raise Malformed("an answer that nobody asked for")
             question, size = session.open.get(incoming.ticket), incoming.size
-            if question is None:  # late, or never asked: read, since the stream goes on behind it, and not kept
+            if question is None:  # late: read, since the stream goes on behind it, and not kept
                 incoming.drop()
                 size = 0
             if size:
                 await self._room.take(size)
+            began = self._loop.time()
             try:
                 while not incoming.complete:
                     async with asyncio.timeout(_PART_SECONDS):
                         incoming.add(await context.read())
+                    taken = self._loop.time() - began
+                    if self._room.waiting and taken > _PART_SECONDS + incoming.taken / _SHARED_RATE:
+                        raise TimeoutError
             except BaseException:
                 self._room.give(size)
                 raise
@@ -366,6 +376,7 @@ class Hub:
             question = await session.questions.get()
             if question.ends <= self._loop.time() or question.ticket not in session.open:
                 continue
+            session.owed += 1
             async with asyncio.timeout_at(question.ends):  # half a parcel cannot be taken back
                 for frame in frames(question.ticket, question.kind, question.parcel):
                     await context.write(frame)

@@ -1,0 +1,99 @@
+"""One client with a key of the federation cannot keep the streams of the others waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+grpc = pytest.importorskip("grpc", reason="deployment needs gRPC: pip install 'confide[deploy]'")
+
+from confide.deploy import hub, node
+from confide.deploy.parcels import Parcel
+from confide.deploy.wire import METHOD, SERVICE, Incoming, frames
+from support.streams import Echo, Streams
+
+
+async def _admitted(here: Streams, name: str) -> tuple[Any, Any]:
+    """A stream of this client's own, past its hello."""
+    channel = node._channel(here.access(name))
+    call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
+    for frame in frames(0, "hello", Parcel()):
+        await call.write(frame)
+    await call.initial_metadata()
+    return channel, call
+
+
+def test_who_answers_what_nobody_asked_is_cut(tmp_path: Path) -> None:
+    """Else a flood of heads of 2 MiB, each of which is read, would take the one thread that serves all streams."""
+
+    async def flood() -> tuple[int, str]:
+        channel, call = await _admitted(here, "client-0")
+        sent = 0
+        try:
+            while sent < 500:
+                for frame in frames(7, "failed", Parcel()):
+                    await call.write(frame)
+                sent += 1
+                await asyncio.sleep(0.01)
+            return sent, "taken"
+        except (grpc.RpcError, asyncio.InvalidStateError):
+            return sent, str(await call.code())
+        finally:
+            await channel.close()
+
+    with Streams(tmp_path, 1) as here:
+        sent, end = here.run(flood()).result(30)
+        assert end == "StatusCode.INVALID_ARGUMENT"
+        assert sent < 100
+
+
+def test_a_late_answer_to_a_question_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = threading.Event()
+    monkeypatch.setattr(Echo, "answer", lambda self, kind, parcel: late.wait(20) and parcel)
+    with Streams(tmp_path, 1) as here:
+        here.start("client-0")
+        assert here.ask("client-0", seconds=2) == []
+        late.set()
+        assert [reply.parcel is not None for reply in here.ask("client-0")] == [True]
+        assert not any("away" in said for said in here.said)
+
+
+def test_an_answer_that_drips_is_cut_when_others_wait_for_its_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one client of a cohort, a part every 10 s, keeps all others' models in their streams to the deadline."""
+    monkeypatch.setattr(hub, "_PART_SECONDS", 1.0)
+    parcel = Parcel({}, {"model": np.zeros(32 << 20, np.uint8).view(np.float32)})
+
+    async def drip() -> None:
+        channel, call = await _admitted(here, "client-0")
+        try:
+            asked = Incoming.begin(await call.read(), 1 << 26)
+            while not asked.complete:
+                asked.add(await call.read())
+            for frame in frames(asked.ticket, "", asked.parcel):
+                await call.write(frame)
+                begun.set()
+                await asyncio.sleep(0.9)
+            await asyncio.sleep(60)
+        finally:
+            await channel.close()
+
+    monkeypatch.setattr(Echo, "arrays", 1 << 26)
+    with Streams(tmp_path, 2) as here:
+        here.hub._room.limit = 40 << 20  # one of the two fits
+        begun = asyncio.Event()
+        dripping = here.run(drip())
+        here.until(lambda: "client-0" in here.hub._sessions)
+        here.start("client-1")
+        monkeypatch.setattr(hub, "_SHARED_RATE", 1 << 40)
+        here.hub.ask("echo", [("client-0", parcel)], 60)
+        here.until(lambda: begun.is_set() and here.hub._room.used > 0)
+        replies = here.ask("client-1", seconds=10, parcel=parcel)
+        assert [reply.parcel is not None for reply in replies] == [True]
+        dripping.cancel()
