@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,22 @@ def test_a_client_of_a_relay_that_is_away_is_missing_and_nothing_else(tiny: str,
     members = loop.engine.link.members  # type: ignore[attr-defined]
     members["relay-1"].link.fate = lambda kind, node, parcel: "gone" if kind == TRAIN and node == "c4" else ""
     assert loop.engine.train(loop.start().parameters, np.arange(12), 0, loop.total).users == 11
+
+
+def test_a_relay_waits_for_a_client_that_comes_back_where_the_server_needs_it(tiny: str, tmp_path: Path) -> None:
+    """Else the server is at once a user short, at every try, and the run stops within a second."""
+    recipe = load(tiny, ["sampling={kind: fixed, cohort: 12}", "privacy.accountant=rdp"])
+    loop = loop_over(recipe, tree(3, tmp_path, minimum=1.0, tries=1))
+    relay: Relay = loop.engine.link.members["relay-1"]  # type: ignore[attr-defined]
+    link: Any = relay.link
+    away = link.members.pop("c4")
+    link.here.discard("c4")
+    assert relay.below is not None
+    relay.below.door.forget("c4")
+    back = threading.Timer(0.3, link.members.update, [{"c4": away}])
+    back.start()
+    assert loop.engine.train(loop.start().parameters, np.arange(12), 0, loop.total).users == 12
+    assert not back.is_alive()
 
 
 def test_a_relay_bounds_again_what_its_clients_send(tiny: str, tmp_path: Path) -> None:

@@ -250,9 +250,6 @@ def relay(
     ] = "127.0.0.1:9092",
     listen: Annotated[str, typer.Option(help="Address and port for the clients.")] = "0.0.0.0:9093",
     deadline: Annotated[float, typer.Option(min=0.1, help="Seconds that a round waits for answers at most.")] = 600,
-    minimum: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of its clients that a round waits for if others are away.")
-    ] = 0.5,
     wait_for: Annotated[int, typer.Option(min=1, help="Begin once this many users are connected.")] = 1,
     patience: Annotated[float, typer.Option(min=0, help="Seconds to keep trying a server that is away.")] = 3600,
     watch: Watch = None,
@@ -270,7 +267,7 @@ def relay(
     from confide.deploy.remote import Terms
     from confide.recipe import load
 
-    terms, access = Terms(deadline=deadline, minimum=minimum), Access(Address.parse(server), ca, key)
+    terms, access = Terms(deadline=deadline), Access(Address.parse(server), ca, key)
     run(load(recipe, set_ or []), Hosting(listen, keys, watch=watch), access, terms, wait_for, patience)
 
 

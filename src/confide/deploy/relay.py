@@ -90,9 +90,10 @@ class Relay:
 
     def _sum(self, below: Remote, parcel: Parcel) -> Parcel:
         facts, model = parcel.facts, parcel.arrays["model"]
-        users, weights, seconds = facts["users"], facts["weights"], facts["seconds"]
+        users, weights, seconds, needed = facts["users"], facts["weights"], facts["seconds"], facts["needed"]
         fits = isinstance(users, list) and set(users) <= set(self.users) and len(users) == len(weights)
-        if not fits or not all(type(w) is float and 0 < w <= 1 for w in weights) or not 0 < seconds < math.inf:
+        fits = fits and type(needed) is int and all(type(w) is float and 0 < w <= 1 for w in weights)
+        if not fits or not 0 < seconds < math.inf:
             raise RefusedByClient(QUESTION, f"the server asks for users {users!r:.40}; this relay has {self.users}")
         below.books.weights[users] = weights
         books = Books(self.layout, below.books.weights, torch.empty_like(self.like))
@@ -101,7 +102,7 @@ class Relay:
         cohort: dict[int, NodeId | None] = dict.fromkeys(users)
         held = Round(call, cohort, books, self.rule.at(bounds), min(seconds, self.terms.deadline), bounds is not None)
         told = {name: facts[name] for name in ("bounds", "population")} | call.facts()
-        below.hold(held, told, {"model": model})
+        below.hold(held, told, {"model": model}, needed)
         below.report(held)
         tally = {name: value for name, value in vars(held.tally).items() if name != "raw_norms"}
         return Parcel(call.facts() | {"users": sorted(held.done), "tally": tally}, {"sum": held.sum.sent()})

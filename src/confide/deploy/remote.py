@@ -164,8 +164,9 @@ class Remote:
         )
         facts = call.facts() | {"bounds": [] if bounds is None else bounds.tolist()}
         facts["population"] = len(self.books.weights)
-        self.hold(held, facts, {"model": central.detach().numpy()})
-        tally = held.close(self.terms.needed(len(cohort)))
+        needed = self.terms.needed(len(cohort))
+        self.hold(held, facts, {"model": central.detach().numpy()}, needed)
+        tally = held.close(needed)
         self.report(held)
         return tally
 
@@ -180,10 +181,9 @@ class Remote:
         """Clients with noise of their own are held to the bound and what the noise can add."""
         return local_slack(self.plan, rule.sensitivity, total.numel()) if self.traits.noisy else 0.0
 
-    def hold(self, held: Round, facts: dict[str, Any], model: Mapping[str, Any]) -> None:
+    def hold(self, held: Round, facts: dict[str, Any], model: Mapping[str, Any], needed: int) -> None:
         """Ask everybody who is here or comes, until all have answered or the time is over."""
-        asked, waiting = Counter[int](), dict[int, Sequence[int]]()
-        needed, joined = self.terms.needed(len(held.cohort)), True
+        asked, waiting, joined = Counter[int](), dict[int, Sequence[int]](), True
         while held.open:
             if joined:  # also those who were lost and have come back
                 new = [user for user in held.missing - {u for users in waiting.values() for u in users}
@@ -219,7 +219,8 @@ class Remote:
         found: dict[int, Sequence[int]] = {t: [user] for t, user in self._ask(TRAIN, single, held.ends).items()}
         left = held.ends - time.monotonic()
         for node, some in relays.items():
-            own = {"users": some, "weights": [float(weights[user]) for user in some], "seconds": 0.9 * left}
+            own = {"users": some, "weights": [float(weights[user]) for user in some], "seconds": 0.9 * left,
+                   "needed": self.terms.needed(len(some))}  # fmt: skip
             found[self.link.ask(SUM, [(node, Parcel(facts | own, model))], left)[0]] = some
         return found
 
