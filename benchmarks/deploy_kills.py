@@ -1,15 +1,21 @@
-"""SIGKILL a process of a deployment at a random instant, start it again, and see the run to its end.
+"""SIGKILL processes of a deployment at random instants, start them again, and see the run to its end.
 
-python benchmarks/deploy_kills.py [--kills 100] [--steps 40] [--seed 0]
+python benchmarks/deploy_kills.py [--kills 100] [--each 4] [--steps 40] [--seed 0] [--fire server|client]
 
-Every kill is a deployment of its own, of processes over TLS: a server, a relay with two clients behind it and a client
+Every run is a deployment of its own, of processes over TLS: a server, a relay with two clients behind it and a client
 beside it (central trust); three clients (local); or five (distributed), of whom four are asked: a client answers no
 more often than a run has steps, so one that is in every cohort has no answer left for a round that was lost. One of
-them gets SIGKILL at an instant drawn uniformly from the time that an undisturbed run takes, and the same command is
-given again. A run passes if it ends by itself with all its steps; if its ledger never, right after the kill and at the
-end, has fewer releases than there are steps; if, with local trust, every client's own budget has a line for each answer
-in the model; and, with central trust and a client or the relay killed, if the model is that of the undisturbed run
-byte for byte.
+them gets up to `--each` SIGKILLs, at instants drawn uniformly from the time that an undisturbed run takes, and the
+same command is given again after each.
+
+A run passes if it ends by itself with all its steps; if no ledger, right after any kill and at the end, has fewer
+lines than what anybody has seen; and, with central trust and a client or the relay killed, if the model is that of the
+undisturbed run byte for byte. What was seen is noted by the clients and relays themselves, apart from the ledgers
+(`support/witness.py`): the server's has to have a line for each model that was sent to anybody and, where clients add
+the noise, for each round in which one answered; a client's own has to have a line for each answer.
+
+`--fire` shows that this can fail: a server, or a client, then forgets the line of one step in five, nobody is killed,
+and the command is to say under-counts.
 """
 
 from __future__ import annotations
@@ -21,14 +27,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from confide.privacy.budget import Budget
 from confide.runs import folder
 from kills import releases, steps_done
+from support import witness
 from support.loopback import Loopback
 
 RECIPE = """\
@@ -56,18 +62,21 @@ class Ending:
     model: bytes
     steps: int
     seconds: float
-    killed: bool
-    under_counts: int
+    kills: int
+    under_counts: list[str]
 
 
-def run(place: Path, trust: str, steps: int, role: str = "", instant: float = 0.0) -> Ending:
-    """A whole run, in which whoever has this role is killed at the instant."""
+def run(
+    place: Path, trust: str, steps: int, role: str = "", instants: Sequence[float] = (), burning: str = ""
+) -> Ending:
+    """A whole run, in which whoever has this role is killed at the instants."""
     relayed, users = trust == "central", {"central": 3, "local": 3, "distributed": 5}[trust]
     place.mkdir()
     recipe = place / "recipe.yaml"
     recipe.write_text(RECIPE.format(users=users, cohort=min(users, 4), trust=trust, steps=steps))
     terms = ("--wait-for", users, "--minimum", MINIMUM[trust], "--deadline", 60, "--tries", 9)
     with Loopback(place, 1 if relayed else users) as here:
+        here.first = witness.hooks(place, burning)
         starts: dict[str, Callable[[], ForkServerProcess]] = {
             "relay": lambda: here.relay(recipe, [1, 2], "--deadline", 60),
             "client of the relay": lambda: here.below(0, 1),
@@ -77,61 +86,80 @@ def run(place: Path, trust: str, steps: int, role: str = "", instant: float = 0.
             "server": lambda: here.serve(recipe, *terms),
         }
         own = [name for name in starts if (name in (*ROLES["central"], "other")) == relayed or name in ROLES["local"]]
-        began, under = time.monotonic(), 0
+        began, under, kills = time.monotonic(), list[str](), 0
         begun = {name: starts[name]() for name in own}
-        killed = bool(role) and waits(begun["server"], began + instant)
-        if killed:
+        for instant in sorted(instants):
+            begun["server"].join(max(began + instant - time.monotonic(), 0))
+            if not begun["server"].is_alive():  # the run is over
+                break
             begun[role].kill()
             begun[role].join()
-            under += releases(here.run) < steps_done(here.run)
-            starts[role]()
-        here.finish(120)
-        under += releases(here.run) < steps_done(here.run)
-        if trust == "local" and role != "server":  # each answer in the model is in its client's own budget
-            for path in place.glob("state-*/budget.jsonl"):
-                under += len(Budget.read(path).charges) < steps - (role == "client")
+            under += owed(here, trust)
+            begun[role] = starts[role]()
+            kills += 1
+        here.finish(240)
+        under += owed(here, trust)
     model = (here.run / folder.MODEL).read_bytes()
-    return Ending(model, folder.summary_of(here.run)["steps"], time.monotonic() - began, killed, under)
+    return Ending(model, folder.summary_of(here.run)["steps"], time.monotonic() - began, kills, under)
 
 
-def waits(server: ForkServerProcess, until: float) -> bool:
-    """Wait for an instant; whether the run was still going on then."""
-    server.join(max(until - time.monotonic(), 0))
-    return server.is_alive()
+def owed(here: Loopback, trust: str) -> list[str]:
+    """What the ledgers have too little."""
+    steps = steps_done(here.run)
+    short = [f"{steps} steps, {releases(here.run)} lines"] if releases(here.run) < steps else []
+    return short + witness.under_counts(here.folder, here.run, trust)
 
 
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    words.add_argument("--kills", type=int, default=100)
-    words.add_argument("--steps", type=int, default=40)
-    words.add_argument("--seed", type=int, default=0)
+    for name, value in (("kills", 100), ("each", 4), ("steps", 40), ("seed", 0)):
+        words.add_argument(f"--{name}", type=int, default=value)
+    words.add_argument("--fire", choices=["server", "client"], default="")
     given = words.parse_args()
-    sys.exit(0 if measure(given.kills, given.steps, random.Random(given.seed)) else 1)
+    if given.fire:
+        sys.exit(burn(given.fire, given.steps))
+    sys.exit(0 if measure(given.kills, given.each, given.steps, random.Random(given.seed)) else 1)
 
 
-def measure(kills: int, steps: int, chance: random.Random) -> bool:
+def burn(who: str, steps: int) -> int:
+    """A run with a fire for each trust in which this process has a line of its own to forget; 1 if all were found."""
+    with tempfile.TemporaryDirectory(prefix="confide-kills-") as place:
+        found = {
+            trust: run(Path(place) / trust, trust, steps, burning=who).under_counts
+            for trust in ROLES
+            if who == "server" or trust != "central"
+        }
+    for trust, said in found.items():
+        print(f"{trust}, a {who} that forgets lines: {'; '.join(said) or 'NOTHING FOUND'}")
+    return int(all(found.values()))
+
+
+def measure(kills: int, each: int, steps: int, chance: random.Random) -> bool:
     """Kill so often; whether every run ended as it should."""
-    began, counts = time.monotonic(), Counter[str]()
+    began, counts, of = time.monotonic(), Counter[str](), Counter[str]()
     with tempfile.TemporaryDirectory(prefix="confide-kills-") as name:
         place = Path(name)
+        run(place / "warm", "local", 1)  # the first process of all loads what the others are forked with
         straight = {trust: run(place / trust, trust, steps) for trust in ROLES}
         for trust, ending in straight.items():
             print(f"{trust}: an undisturbed run takes {ending.seconds:.1f} s", flush=True)
+        counts["under-counts"] = sum(len(ending.under_counts) for ending in straight.values())
         turns = itertools.cycle([(trust, role) for trust, roles in ROLES.items() for role in roles])
         while counts["kills"] < kills:
             trust, role = next(turns)
-            instant = chance.uniform(0, straight[trust].seconds)
-            ending = run(place / str(counts.total()), trust, steps, role, instant)
-            if not ending.killed:  # the run was over before
-                counts["too late"] += 1
-                continue
+            instants = [chance.uniform(0, straight[trust].seconds) for _ in range(min(each, kills - counts["kills"]))]
+            ending = run(place / f"{counts['runs']}", trust, steps, role, instants)
             promised = trust == "central" and role != "server"
-            counts += Counter(kills=1, ended=ending.steps == steps)
-            counts += Counter({"under-counts": ending.under_counts, f"{role} ({trust})": 1})
-            counts += Counter(promised=promised, same=promised and ending.model == straight[trust].model)
-            print(f"{counts['kills']:4} {trust}, {role} after {instant:.1f} s: {ending.seconds:.1f} s", flush=True)
-    print(f"{dict(counts)}\n{time.monotonic() - began:.0f} s")
-    return counts["ended"] == kills and not counts["under-counts"] and counts["same"] == counts["promised"]
+            counts.update(kills=ending.kills, runs=1, ended=ending.steps == steps)
+            counts.update({"under-counts": len(ending.under_counts)})
+            counts.update(promised=promised, same=promised and ending.model == straight[trust].model)
+            of[f"{role} ({trust})"] += ending.kills
+            when = ", ".join(f"{instant:.1f}" for instant in sorted(instants)[: ending.kills])
+            print(f"{counts['kills']:4} {trust}, {role} at {when} s: ended after {ending.seconds:.1f} s", flush=True)
+            for said in ending.under_counts:
+                print(f"     UNDER-COUNT: {said}", flush=True)
+    print(f"kills: {dict(of)}\n{dict(counts)}\n{time.monotonic() - began:.0f} s")
+    return counts["ended"] == counts["runs"] and not counts["under-counts"] and counts["same"] == counts["promised"]
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ class Loopback:
         self.port = free_port()
         self.server: ForkServerProcess | None = None
         self.clients: dict[int, ForkServerProcess] = {}
+        self.first: Callable[[str], Sequence[Callable[[], None]]] = lambda name: ()
+        """What a process does before its command, by its name."""
         self._begun: list[ForkServerProcess] = []
 
     def __enter__(self) -> Loopback:
@@ -39,7 +41,7 @@ class Loopback:
 
     def confide(self, *words: object, log: str) -> ForkServerProcess:
         """Start `confide ...`; what it says goes to the end of a file."""
-        process = warm.start(*words, folder=self.folder, out=self.log(log))
+        process = warm.start(*words, folder=self.folder, out=self.log(log), first=self.first(log))
         self._begun.append(process)
         return process
 

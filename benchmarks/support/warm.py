@@ -13,7 +13,7 @@ import runpy
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -29,10 +29,18 @@ CONTEXT.set_forkserver_preload(
 
 
 def start(
-    *words: object, folder: Path, out: Path, err: Path | None = None, more: Mapping[str, str] | None = None
+    *words: object,
+    folder: Path,
+    out: Path,
+    err: Path | None = None,
+    more: Mapping[str, str] | None = None,
+    first: Sequence[Callable[[], None]] = (),
 ) -> ForkServerProcess:
-    """Start `confide ...` in a folder, with `more` in its environment; what it says goes to the end of files."""
-    given = (list(map(str, words)), folder, out, err or out, dict(more or {}))
+    """Start `confide ...` in a folder, with `more` in its environment; what it says goes to the end of files.
+
+    `first` is done in the process before the command.
+    """
+    given = (list(map(str, words)), folder, out, err or out, dict(more or {}), first)
     process = CONTEXT.Process(target=_command, args=given)
     process.start()
     return process
@@ -55,12 +63,16 @@ def encoder_server(source: object, place: Path, *words: object, **more: str) -> 
         process.join()
 
 
-def _command(words: list[str], folder: Path, out: Path, err: Path, more: dict[str, str]) -> None:
+def _command(
+    words: list[str], folder: Path, out: Path, err: Path, more: dict[str, str], first: Sequence[Callable[[], None]]
+) -> None:
     os.setpgid(0, 0)  # a Ctrl-C at the terminal is for the tests; they end what they have started
     for stream, path in ((1, out), (2, err)):
         with path.open("a") as file:
             os.dup2(file.fileno(), stream)
     os.environ |= more
     os.chdir(folder)
+    for each in first:
+        each()
     sys.argv = ["confide", *words]
     runpy.run_module("confide", run_name="__main__")  # as `python -m confide` does
