@@ -97,6 +97,9 @@ def run(
             under += owed(here, trust)
             begun[role] = starts[role]()
             kills += 1
+        if burning:  # it may find the fire itself, at its end
+            here.wait(lambda: False, 240)
+            return Ending(b"", 0, time.monotonic() - began, kills, owed(here, trust))
         here.finish(240)
         under += owed(here, trust)
     model = (here.run / folder.MODEL).read_bytes()

@@ -8,7 +8,6 @@ missing. `under_counts` holds the ledgers against the notes; `forget` makes a ru
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from functools import partial
 from hashlib import sha256
@@ -66,7 +65,7 @@ def under_counts(place: Path, run: Path, trust: str) -> list[str]:
     found += [f"{len(rounds)} rounds answered, {lines} lines"] if len(rounds) > lines else []
     for name, some in seen.items():
         given = [note for note in some if "answered" in note]
-        owed = len({note["run"] for note in given})  # with central trust a client pays for every start of a run
+        owed = len({note["run"] for note in given})  # with central trust a client pays for each start of a run
         if trust != "central":
             owed = sum(note["answered"] in _COSTS[trust] for note in given)
         state = place / name.replace("client", "state") / "budget.jsonl"
@@ -83,12 +82,15 @@ def _releases(run: Path) -> int:
 
 
 def forget(share: int = 5) -> None:
-    """Set a fire: this process writes no line for one in `share` of its steps, be it a server's or a client's."""
+    """Set a fire: this process leaves out the line of one in `share` of its steps, as a server or as a client."""
     record, charge = Ledger.record, OwnNoise.charge
 
     def recorded(self: Ledger, step: int, *given: Any, **named: Any) -> int:
-        honest = record if step % share else Ledger.next_attempt
-        return honest(self, step, *given, **named)
+        path, self.path = self.path, self.path if step % share else None
+        try:
+            return record(self, step, *given, **named)
+        finally:
+            self.path = path
 
     def charged(self: OwnNoise, user: int, step: int) -> int:
         return charge(self, user, step) if step % share else 0

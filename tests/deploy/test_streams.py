@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-grpc = pytest.importorskip("grpc", reason="deployment needs gRPC: pip install 'confide[deploy]'")
+pytest.importorskip("grpc", reason="deployment needs gRPC: pip install 'confide[deploy]'")
+
+import grpc
 
 from confide.deploy import hub, node
 from confide.deploy.parcels import Parcel
