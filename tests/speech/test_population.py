@@ -172,6 +172,30 @@ def test_a_shorter_tract_raises_all_frequencies(crowd: Crowd, monkeypatch: pytes
     assert centre[1.1] / centre[0.9] == pytest.approx(1.1 / 0.9, rel=0.08)
 
 
+def test_nothing_of_those_who_telephone_is_left_above_four_kilohertz(ask: Callable[..., Corpus]) -> None:
+    plain = ask(people=200, utterances=1).utterances()
+    some = ask(people=200, utterances=1, telephones=0.25).utterances()
+    changed = 0
+    for wide, narrow in zip(plain, some, strict=True):
+        assert wide.made is not None
+        assert narrow.made is not None
+        assert wide.made.address != narrow.made.address, "or features of the one would be taken for the other's"
+        assert (wide.text, wide.seconds) == (narrow.text, narrow.seconds)
+        before, after = read_audio(wide), read_audio(narrow)
+        if np.array_equal(before, after):
+            continue
+        changed += 1
+        above, below = (_energy_above(sound, 4_050) for sound in (before, after))
+        assert below < 1e-4 * max(above, _energy_above(after, 0)), "no more than the ends of the recording leave"
+    assert 30 <= changed <= 70
+
+
+def _energy_above(sound: np.ndarray, hertz: float) -> float:
+    window = np.hanning(len(sound))
+    spectrum = np.square(np.abs(np.fft.rfft(sound * window)))
+    return float(spectrum[np.fft.rfftfreq(len(sound), 1 / SAMPLE_RATE) > hertz].sum())
+
+
 def test_texts_are_the_words_that_were_asked_for(ask: Callable[..., Corpus]) -> None:
     texts = [u.text.split() for u in ask(people=200, count=(2, 4)).utterances()]
     assert {len(text) for text in texts} == {2, 3, 4}

@@ -12,6 +12,7 @@ from the others along these lines and no others.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -38,6 +39,7 @@ _UNIFORM = {
 _SPEED, _DECIBELS = 0.04, 2.0
 _CORNER = 100.0  # below so many hertz noise is flat
 _EDGE = 0.05  # seconds of silence before and after an utterance, at least
+_TELEPHONE = (3_400.0, 4_000.0)  # hertz: between these lies where a telephone ends, and nothing is left above
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class Crowd:
     seed: int
     purpose: str
     count: tuple[int, int]
+    telephones: float = 0.0  # which share of the people speaks into a telephone
 
     def persona(self, person: int) -> Persona:
         return self._persona(generator(self.seed, f"{self.purpose}/persona", user=person))
@@ -105,7 +108,16 @@ class Crowd:
         voice = np.zeros(saying.length, dtype=np.float32)  # the resampler's own length may differ by a sample
         voice[: len(spoken)] = spoken[: saying.length]
         room = impulse_response(persona.reverberation, persona.echo, SAMPLE_RATE, about)
-        return _record(voice, room, persona, saying, draw)
+        return _record(voice, room, persona, saying, draw, self.limit(person))
+
+    def limit(self, person: int) -> float:
+        """Hertz above which nothing is left of what a person says: infinity but for those who telephone."""
+        if not self.telephones:
+            return math.inf
+        # An address of its own, so that a person who telephones differs in nothing else.
+        chosen, place = generator(self.seed, f"{self.purpose}/telephone", user=person).random(2).tolist()
+        low, high = _TELEPHONE
+        return low + (high - low) * place if chosen < self.telephones else math.inf
 
     def _persona(self, draw: np.random.Generator) -> Persona:
         # Only `random` is called: of numpy's methods it is the one least likely to change its numbers.
@@ -137,7 +149,9 @@ class Crowd:
         return np.concatenate(parts).astype(np.float32)
 
 
-def _record(voice: Samples, room: Samples, persona: Persona, saying: Saying, draw: np.random.Generator) -> Samples:
+def _record(
+    voice: Samples, room: Samples, persona: Persona, saying: Saying, draw: np.random.Generator, limit: float
+) -> Samples:
     """Bring a voice (n,) through a room and a microphone, with the room's noise, to 16 bits."""
     from scipy import fft  # type: ignore[import-untyped]
 
@@ -154,6 +168,7 @@ def _record(voice: Samples, room: Samples, persona: Persona, saying: Saying, dra
     spectrum *= np.exp2(octaves * np.float32(persona.slope / 6.02))
     below, above = np.square(np.float32(persona.low) / hertz), np.square(np.square(hertz / np.float32(persona.high)))
     spectrum /= np.sqrt((1 + np.square(below)) * (1 + np.square(above)))  # falls by 12 and 24 decibels per octave
+    spectrum[hertz > limit] = 0
     sound = fft.irfft(spectrum, size)[: len(voice)]
     peak = max(float(np.abs(sound).max()), 1e-9)
     return np.asarray(np.round(sound * np.float32(saying.level * 32767.0 / peak)) / np.float32(32768.0), np.float32)

@@ -41,6 +41,10 @@ class PopulationSettings(Section):
     )
     count: tuple[int, int] = Field((1, 3), description="fewest and most of the words in an utterance")
     voices: int = Field(200, gt=0, le=2_000, description="base voices that the people of a part borrow from")
+    telephones: float = Field(
+        0.0, ge=0, le=1, exclude_if=lambda value: value == 0,
+        description="share of the people whose recordings have nothing above 3.4 to 4 kHz, as over a telephone",
+    )  # fmt: skip
     new_voices: bool = Field(True, description="base voices of the part's own; false: those of train")
     users: Literal["speakers", "iid"] = Field(
         "speakers", description="a user is a person, or (the control) each utterance gets a user drawn uniformly"
@@ -61,8 +65,10 @@ class PopulationSettings(Section):
 
         words = self._spelt()
         pool = PoolSettings(self.language, self.part if self.new_voices else "train", self.voices, words)
-        crowd = Crowd(open_pool(pool, self.cache), self.seed, f"population/{self.language}/{self.part}", self.count)
-        common = f"{_SCHEME}/{pool.digest}/{crowd.purpose}/{self.count}/{self.seed}"
+        purpose = f"population/{self.language}/{self.part}"
+        crowd = Crowd(open_pool(pool, self.cache), self.seed, purpose, self.count, self.telephones)
+        line = f"/{self.telephones}" if self.telephones else ""
+        common = f"{_SCHEME}/{pool.digest}/{purpose}/{self.count}/{self.seed}{line}"
         speakers = {}
         for person, sayings in enumerate(crowd.sayings(self.people, self.utterances)):
             name = f"{self.language}-{self.part}-{person:06d}"
