@@ -325,6 +325,10 @@ def test_speakers_who_are_trained_on_and_tested_are_shown_before_features_are_ma
 
     monkeypatch.setattr(task, "open_store", features)
     assert "3 of the 3 test speakers are trained on too (p0, p1, p2)" in capture_of(monkeypatch, document)
+    document["task"]["pool"] = 1  # one user, as every client of a deployment has it
+    assert capture_of(monkeypatch, document) == ""
+    document["task"]["test"] = {**corpus, "share": 40}
+    assert "1 of the 1 test speakers are trained on too" in capture_of(monkeypatch, document)
 
 
 def capture_of(monkeypatch: pytest.MonkeyPatch, document: dict[str, Any]) -> str:
