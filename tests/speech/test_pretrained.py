@@ -135,7 +135,8 @@ def test_users_at_once_agree_with_one_after_the_other(
         torch.testing.assert_close(fast.norms[place_in], update.norms[0], rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(fast.losses[place_in], update.losses[0], rtol=1e-5, atol=1e-5)
         update.weighted_sum(factors[place_in : place_in + 1], wanted)
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    # Torch's CTC takes logarithms of single precision, and is off by that much; see tests/speech/test_ctc.py.
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_mini_batches_and_more_steps_go_the_plain_way(place: Path, tiny_speech_model: Callable[[str], Path]) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from confide.federated.bounding import ROUNDING, Bounder
+from confide.federated.buffers import keep_freed_memory
 from confide.federated.chain import Ranks, ranks_of
 from confide.federated.local import LocalTraining, PlainTrainer, PlainUpdate, Updates
 from confide.federated.low_rank import LowRankTrainer
@@ -93,6 +94,7 @@ class PartTrainer:
         self, task: Task, layout: Layout, local: LocalTraining, bounder: Bounder, weights: np.ndarray, seed: int,
         like: Tensor, measures: Measures = NOTHING,
     ) -> None:  # fmt: skip
+        keep_freed_memory()
         self.task, self.layout, self.local, self.bounder, self.measures = task, layout, local, bounder, measures
         self.weights = torch.from_numpy(weights)  # (population,) float64
         self.with_data = torch.from_numpy(np.asarray(task.examples) > 0)  # (population,)

@@ -8,38 +8,23 @@ of matrices for each user and layer gives that user's update: nobody's weights a
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
-from torch.nn.utils.rnn import pad_sequence
 
+from confide.federated.buffers import Buffers
 from confide.federated.local import LocalTraining
 from confide.federated.parameters import Layout
-from confide.federated.products import outer_products
-from confide.speech.pretrained import BIAS, head_input, hidden_units, logits_of, scaled
+from confide.federated.products import outer_products, product
+from confide.speech import ctc
+from confide.speech.pretrained import BIAS, NORM_EPS, head_input, logits_of
 
 _TOGETHER = 32  # users of a part: their states are in the cache, and workers have parts to share
 _LARGE = 1e30  # a factor from which on single precision does not do
-
-
-class _Kept(threading.local):
-    """Memory for the scaled states of a part: with new memory for every part, pages would be most of the time."""
-
-    held = torch.empty(0)
-
-    def rows(self, count: int, like: Tensor) -> Tensor:
-        """So many rows like those of a tensor, with anything in them, until the next call."""
-        wide = like.shape[-1]
-        if self.held.dtype != like.dtype or self.held.numel() < count * wide:
-            self.held = like.new_empty(count * wide)
-        return self.held[: count * wide].view(count, wide)
-
-
-_KEPT = _Kept()
+_BUFFERS = Buffers()
 
 
 @dataclass
@@ -80,56 +65,65 @@ def head_updates(
     learning_rate: float,
 ) -> HeadUpdates:
     """One step of each user on all of its utterances."""
-    layout = Layout.of(parameters)
-    counts = torch.tensor(utterances)
-    shares = torch.repeat_interleave(1.0 / counts, counts)  # of an utterance in the mean of its user
-    lengths = [len(each) for each in states]
-    x = _KEPT.rows(sum(lengths), states[0])  # (frames, width)
-    for put, own in zip(torch.split(x, lengths), states, strict=True):
-        put.copy_(scaled(own))
-    layers, losses = _output_gradients(parameters, x, lengths, targets, shares)
-    frames = [int(own.sum()) for own in torch.split(torch.tensor(lengths), list(utterances))]
-    gradients = torch.empty(len(counts), layout.size, dtype=x.dtype)
-    views = [layout.views(row) for row in gradients]
-    for name, gradient, given in layers:
-        for view, own, put in zip(views, torch.split(gradient, frames), torch.split(given, frames), strict=True):
-            view[f"{name}.weight"].copy_(outer_products(own, put))
-            torch.mul(own.sum(dim=0), BIAS, out=view[f"{name}.bias"])
+    layout, counts = Layout.of(parameters), np.array(utterances)
+    users = np.repeat(np.arange(len(counts)), counts)  # of each utterance
+    lengths = np.array([own.shape[0] for own in states])
+    frames = np.bincount(users, lengths, len(counts)).astype(np.int64).tolist()
+    x, scale = _centred(states, int(lengths.sum()))
+    layers, losses = _output_gradients(parameters, x, scale, lengths, targets, 1.0 / counts[users])
+    gradients = x.new_empty(len(counts), layout.size)
+    held = dict(zip(layout.names, torch.split(gradients, layout.sizes, dim=1), strict=True))
+    for name, gradient, given, scaled in layers:
+        weights = held[f"{name}.weight"].view(len(counts), gradient.shape[1], given.shape[1])
+        pairs = zip(torch.split(scaled, frames), torch.split(given, frames), strict=True)
+        for into, pair in zip(weights.unbind(), pairs, strict=True):
+            into.copy_(outer_products(*pair))
+        for into, own in zip(held[f"{name}.bias"].unbind(), torch.split(gradient, frames), strict=True):
+            torch.sum(own, dim=0, out=into)
+        held[f"{name}.bias"].mul_(BIAS)
     norms = torch.stack(
         [torch.linalg.vector_norm(p, dim=1, dtype=torch.float64) for p in torch.split(gradients, layout.sizes, dim=1)],
         1,
     )
-    scale = torch.full((len(counts),), 1.0 if local.divide_by_learning_rate else learning_rate, dtype=torch.float64)
+    rates = torch.full((len(counts),), 1.0 if local.divide_by_learning_rate else learning_rate, dtype=torch.float64)
     if local.gradient_clip is not None:
-        scale *= (local.gradient_clip / torch.linalg.vector_norm(norms, dim=1).clamp(min=1e-30)).clamp(max=1.0)
-    users = torch.repeat_interleave(torch.arange(len(counts)), counts)
-    return HeadUpdates(
-        gradients, scale, layout, norms * scale[:, None], torch.zeros(len(counts)).index_add(0, users, losses).double()
-    )
+        rates *= (local.gradient_clip / torch.linalg.vector_norm(norms, dim=1).clamp(min=1e-30)).clamp(max=1.0)
+    own_losses = torch.from_numpy(np.bincount(users, losses, len(counts)))
+    return HeadUpdates(gradients, rates, layout, norms * rates[:, None], own_losses)
+
+
+def _centred(states: Sequence[Tensor], frames: int) -> tuple[Tensor, Tensor]:
+    """All states less their mean (frames, width), and what makes them `scaled` (frames, 1).
+
+    To multiply logits and their gradients by it takes less than to multiply the states, which are wider.
+    """
+    wide, like = states[0].shape[1], states[0]
+    x = torch.cat(list(states), out=_BUFFERS.take("states", (frames, wide), like.dtype))
+    x.sub_(x.mean(dim=1, keepdim=True))
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = torch.from_numpy(np.vecdot(x.numpy(), x.numpy()))[:, None]
+    return x, squares.add_(wide * NORM_EPS).rsqrt_()
 
 
 def _output_gradients(
-    parameters: Mapping[str, Tensor], x: Tensor, lengths: list[int], targets: Sequence[Tensor], shares: Tensor
-) -> tuple[list[tuple[str, Tensor, Tensor]], Tensor]:
-    """Of each layer: its name, the gradients at its outputs and its inputs (frames, ...); and each utterance's loss."""
-    outputs: list[tuple[str, Tensor, Tensor]] = []
+    parameters: Mapping[str, Tensor], x: Tensor, scale: Tensor, lengths: np.ndarray, targets: Sequence[Tensor],
+    shares: np.ndarray,
+) -> tuple[list[tuple[str, Tensor, Tensor, Tensor]], np.ndarray]:  # fmt: skip
+    """Of each layer: its name, the gradients at its outputs, its inputs, and the gradients to multiply inputs with.
+
+    And each utterance's loss; `shares` are those of utterances in the mean of their user.
+    """
+    first = "hidden" if "hidden.weight" in parameters else "head"
+    outputs = product(x, parameters[f"{first}.weight"]).mul_(scale).add_(parameters[f"{first}.bias"], alpha=BIAS)
     with torch.enable_grad():
-        if "hidden.weight" in parameters:
-            units = hidden_units(parameters, x).detach().requires_grad_()
-            outputs.append(("hidden", units, x))
-            x = head_input(units)
-        logits = logits_of(parameters, x)
-        # The padded logits are a leaf: the gradient through `pad_sequence` would copy them once for each utterance.
-        padded = pad_sequence(list(torch.split(logits.detach(), lengths))).requires_grad_()  # (frames, utterances, -)
-        sizes = torch.tensor([len(target) for target in targets])
-        losses = shares * functional.ctc_loss(
-            functional.log_softmax(padded, dim=-1), torch.cat(list(targets)), torch.tensor(lengths), sizes,
-            reduction="none", zero_infinity=True,
-        )  # fmt: skip
-        (found,) = torch.autograd.grad(losses.sum(), [padded])
-        at_logits = torch.cat([found[:length, number] for number, length in enumerate(lengths)])
-        gradients = list(torch.autograd.grad(logits, [units for _, units, _ in outputs], at_logits)) if outputs else []
-    outputs.append(("head", logits, x.detach()))
-    gradients.append(at_logits)
-    layers = [(name, gradient, given) for gradient, (name, _, given) in zip(gradients, outputs, strict=True)]
-    return layers, losses.detach()
+        leaf = outputs.detach().requires_grad_()
+        given = head_input(leaf) if first == "hidden" else leaf
+        logits = logits_of(parameters, given) if first == "hidden" else leaf
+    losses, found = ctc.losses_and_gradients(logits, lengths, targets)
+    at_logits = found.to(x.dtype).mul_(torch.from_numpy(np.repeat(shares, lengths)).to(x.dtype)[:, None])
+    weighted = losses.numpy() * shares
+    if first == "head":
+        return [("head", at_logits, x, at_logits * scale)], weighted
+    (at_units,) = torch.autograd.grad(logits, leaf, at_logits)
+    head = ("head", at_logits, given.detach(), at_logits)
+    return [("hidden", at_units, x, at_units * scale), head], weighted

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from confide.encoders.frames import FrameEncoder
 
 Part = Literal["head", "lora", "adapter", "norms", "all"]
-BIAS = 0.3
+BIAS, NORM_EPS = 0.3, 1e-5
 _TOGETHER = 20.0  # seconds of audio in a pass of the encoder
 
 
@@ -161,7 +161,7 @@ def initial_parameters(
 def scaled(states: Tensor) -> Tensor:
     """Each state with mean 0 and length 1."""  # (..., width)
     wide = states.shape[-1]
-    return functional.layer_norm(states, (wide,), states.new_full((wide,), 1 / math.sqrt(wide)))  # in one pass
+    return functional.layer_norm(states, (wide,), states.new_full((wide,), 1 / math.sqrt(wide)), eps=NORM_EPS)
 
 
 def _lower(bias: Tensor) -> Tensor:

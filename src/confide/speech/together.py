@@ -11,6 +11,7 @@ from torch import Tensor
 from confide.federated.local import LocalTraining
 from confide.federated.one_pass import Pass
 from confide.federated.task import Task
+from confide.speech import ctc
 from confide.speech.model import cape_shifts, ctc_losses
 from confide.speech.network import Network, Whole
 
@@ -60,7 +61,8 @@ def losses(network: Network, parameters: Mapping[str, Tensor], batch: tuple[Tens
     """The loss of each utterance of a pass."""  # (utterances,)
     features, lengths, targets, sizes, shifts = batch
     logits, out_lengths = network.forward(parameters, features, lengths, None, shifts)
-    return ctc_losses(logits, out_lengths, targets, sizes)
+    found = ctc.losses if logits.device.type == "cpu" else ctc_losses
+    return found(logits, out_lengths, targets, sizes)
 
 
 def _shifts(network: Network, batch: tuple[Tensor, ...]) -> Tensor:
