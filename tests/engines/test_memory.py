@@ -60,3 +60,21 @@ def test_memory_does_not_grow_with_the_cohort() -> None:
     assert tally.users == len(task.seen) == USERS
     assert float(total.norm()) == pytest.approx(1.0, rel=1e-4), "everybody pulls the same way, up to the bound"
     assert max(task.seen[20:]) - task.seen[20] < 20e6
+
+
+def test_plain_updates_are_added_to_one_sum_as_if_each_had_been_a_sum_of_its_own() -> None:
+    """So a large model is held once less, and workers, who send sums, come to the same bytes."""
+    task, local = Watched(), LocalTraining(steps=1, learning_rate=0.3)
+    layout, like = Layout.of(task.initial_parameters()), flatten(task.initial_parameters())
+    like.copy_(torch.randn(SIZE, generator=torch.Generator().manual_seed(0)))
+    rule, weights = bounder(Bounding(rule="clip", bound=7.0), layout), np.linspace(0.1, 1.0, USERS)
+    trainer = PartTrainer(task, layout, local, rule, weights, 0, like)
+    engine, found, wanted = InProcess(trainer), torch.empty_like(like), torch.zeros_like(like)
+    engine.train(like, np.arange(20), 0, found)
+    assert trainer.one_by_one
+    assert engine._part is None
+    for user in range(20):
+        own = torch.zeros_like(like)
+        trainer.add_part(like, np.array([user]), 0, own)
+        wanted += own
+    assert torch.equal(found, wanted)

@@ -62,7 +62,7 @@ class InProcess:
         total.zero_()
         tally = Tally()
         for place, users in enumerate(parts(cohort, self.trainer.part_size)):
-            if place == 0:
+            if place == 0 or self.trainer.one_by_one:
                 tally.add(self.trainer.add_part(central, users, step, total, bounds))
                 continue
             # A part is summed on its own first: the order of additions must not depend on who trains it.

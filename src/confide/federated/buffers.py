@@ -32,4 +32,4 @@ def keep_freed_memory() -> None:
     with suppress(OSError, TypeError, AttributeError):
         settle = ctypes.CDLL(None).mallopt
         settle(_MMAP_THRESHOLD, 1 << 25)  # the most that glibc allows
-        settle(_TRIM_THRESHOLD, 1 << 29)
+        settle(_TRIM_THRESHOLD, 1 << 27)

@@ -2,8 +2,8 @@
 
 A cohort is cut into parts whose size depends on the task alone, whatever the number of workers, and the parts are added
 in order; so the result is the same, bit for bit, wherever the parts were trained, and memory does not grow with the
-cohort. A task that trains many users at once wants large parts; the plain path wants small ones, so that a cohort of a
-few users still keeps several workers busy.
+cohort. A task that trains many users at once wants large parts. On the plain path every user is a part, so that a
+cohort of a few keeps several workers busy, and so that nobody needs a second sum: see `Layout.add_scaled`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from confide.federated.one_pass import OnePassTrainer, OnePassUpdates, users_at_
 from confide.federated.parameters import Layout
 from confide.federated.task import Task
 
-_LARGE_MODEL = 20_000_000
 Way = Literal["short cut", "low rank", "one pass", "plain"]
 """How users are trained; all but the last are exact against it."""
 NOTHING = Measures()
@@ -75,11 +74,10 @@ def parts(cohort: np.ndarray, size: int) -> Iterator[np.ndarray]:
 
 
 def part_size(task: Task, local: LocalTraining, layout: Layout) -> int:
-    """Users in a part: one for plain training, which balances best, but more for a large model, as sums take time."""
+    """Users in a part: those whom a short cut takes together, and one where there is none."""
     ranks = _ranks(task, local, layout)
     own = task.users_at_once(local) if local.plain else 0
-    together = own or (ranks.users_at_once() if ranks else users_at_once(task, local, layout))
-    return together or (1 if layout.size < _LARGE_MODEL else 4)
+    return own or (ranks.users_at_once() if ranks else users_at_once(task, local, layout)) or 1
 
 
 def _ranks(task: Task, local: LocalTraining, layout: Layout) -> Ranks | None:
@@ -105,6 +103,8 @@ class PartTrainer:
         at_once = users_at_once(task, local, layout)
         self.one_pass = OnePassTrainer(task, layout, local, seed) if at_once else None
         self.part_size = part_size(task, local, layout)
+        self.one_by_one = not (self.low_rank or self.one_pass or (local.plain and task.users_at_once(local)))
+        """Whether a part is one user's plain update, which may as well be added to the sum of those before it."""
         self.taken: Counter[Way] = Counter()
         """How many users were trained in which way since the beginning."""
 

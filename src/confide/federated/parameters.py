@@ -75,13 +75,17 @@ class Layout:
         return squares.sqrt()
 
     def add_scaled(self, flat: Tensor, factors: Sequence[float], into: Tensor) -> None:
-        """Add factor times each tensor of `flat` to `into`. Tensors with a factor of 0 are not looked at."""
+        """Add factor times each tensor of `flat` to `into`. Tensors with a factor of 0 are not looked at.
+
+        Products are rounded before they are added, as if they had been written down: it makes no difference to the
+        last bit whether updates are added to a sum one by one, or each is a sum of its own that is added later.
+        """
 
         @torch.no_grad()
         def add(group: list[Stretch]) -> None:
             for factor, run in groupby(group, lambda stretch: factors[stretch[0]]):
                 begin, *_, end = chain.from_iterable((start, stop) for _, start, stop in run)
-                add_scaled(into[begin:end], flat[begin:end], factor)
+                _add_rounded(into[begin:end], flat[begin:end], factor)
 
         list(in_threads(add, self._groups(), flat))
 
@@ -140,6 +144,14 @@ def _square(piece: Tensor) -> float:
 
 def _exact_square(values: np.ndarray) -> float:
     return float(np.einsum("i,i->", values, values, dtype=np.float64)) if len(values) else 0.0
+
+
+def _add_rounded(total: Tensor, piece: Tensor, factor: float) -> None:
+    """The same, where the product is rounded first: a division by one keeps it apart from the addition."""
+    if 1 / _LARGE < abs(factor) < _LARGE:
+        total.addcdiv_(piece, piece.new_ones(1), value=factor)
+    else:
+        add_scaled(total, piece, factor)
 
 
 _WORTH_THREADS = 8_000_000
