@@ -120,7 +120,7 @@ def test_memory_of_a_rank_does_not_grow_with_the_cohort(tmp_path: Path) -> None:
 
 def test_a_tally_survives_its_way_over_the_wire_exactly() -> None:
     tally = Tally(3, 1, 2, 0.1, 1 / 3, float("inf"), -0.0, [0.1, 0.2], [1e-300, 5e-324], [3.0, 0.7], [1.0, 2.0],
-                  [0.5, -0.5, 0.5])  # fmt: skip
+                  0.7, [0.3, 1 / 7], [0.5, -0.5, 0.5])  # fmt: skip
     other = Tally(1, raw_norms=[0.1, 1e-300])
     rows: list[distributed.Row] = [(0.25, tally), (1e-9, other), None]
     assert distributed._unpack(distributed._pack(rows)) == rows
