@@ -58,6 +58,9 @@ def test_every_output_says_what_the_statement_says(run: Path, command: Command) 
         told = json.dumps(summary) if words == ("summary",) else command(words[0], run, *words[1:])[1]
         assert found.adjacency in " ".join(told.split()), words
         assert found.unit.name in " ".join(told.split()), words
+    promised = f"differentially private for every {found.unit.name} ({found.adjacency}: {found.neighbours})"
+    assert promised in " ".join(command("guarantee", run)[1].split())
+    assert f"for every {found.unit.name}" in found.said
     assert found.adjacency in page
     assert f"for every {found.unit.name}" in page
     for each in found.adversaries:
