@@ -31,7 +31,7 @@ from confide.federated.probe import Probe
 from confide.federated.task import Task, TaskSection
 from confide.files import digest, new_secret, seal
 from confide.privacy.ledger import Ledger
-from confide.privacy.plan import Plan, make_plan
+from confide.privacy.plan import Plan, check_cohort, make_plan
 from confide.privacy.trust.server_view import THRESHOLD
 from confide.recipe import Recipe, Users
 from confide.run import Loop
@@ -49,6 +49,7 @@ def make_loop(
     here: Place | None = None,
     remote: RemoteEngine | None = None,
     secret: Callable[[], bytes] = new_secret,
+    begins: bool = False,
 ) -> Loop:
     """Build everything that a run is made of, and check it.
 
@@ -61,6 +62,8 @@ def make_loop(
         here: the place of this process, where torchrun started several.
         remote: makes the engine of a deployment.
         secret: gives the key of the digests in the ledger's first line; without it they get a key that nobody keeps.
+        begins: whether the run begins with this loop: a starting model that does not fit is then refused at once, and
+            not after features were made for minutes. A finished run is looked at also where its start is gone.
 
     Returns:
         A loop. `start()` gives the first state, and `step(state)` makes one central step, in place.
@@ -76,6 +79,9 @@ def make_loop(
     """
     torch.set_num_threads(1)
     task = task or make_task(recipe.task, recipe.run.seed)
+    if begins and task.begins_elsewhere:
+        task.starting_parameters()
+    check_cohort(recipe.sampling, getattr(task, "at_most", None))
     parameters = task.initial_parameters()
     layout, like = Layout.of(parameters), flatten(parameters)
     del parameters  # an engine may be made for hours, while clients come

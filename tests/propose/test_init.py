@@ -182,7 +182,7 @@ def test_too_few_people_are_told_how_many_would_be_enough_and_they_would(tmp_pat
     code, _, err = command("init", folder, "--out", tmp_path / "a.yaml", "--epsilon", "8")
     assert code == 2
     assert "--epsilon 8: 3 people are too few to train 11,550 numbers" in err
-    assert f"about {people_needed(3, 11_550, 8.0)} would be enough" in err
+    assert f"About {people_needed(3, 11_550, 8.0)} would be enough" in err
     assert "confide plan noise" in err
     assert not (tmp_path / "a.yaml").exists()
 
@@ -191,7 +191,7 @@ def test_too_few_people_are_told_how_many_would_be_enough_and_they_would(tmp_pat
     ("words", "said"),
     [
         (["nowhere"], "there is nothing at nowhere; expected one of"),
-        (["empty"], "is in no layout that is known; expected one of"),
+        (["empty"], "is in no layout that is known (it is empty); expected one of"),
         (["people", "--epsilon", "0"], "--epsilon 0: expected a number above 0"),
         (["people", "--out", "no/such/mine.yaml"], "there is no folder no/such"),
         (["nobody.tsv"], "none says who speaks; expected a column such as speaker"),
@@ -340,5 +340,5 @@ def capture_of(monkeypatch: pytest.MonkeyPatch, document: dict[str, Any]) -> str
     told = io.StringIO()
     monkeypatch.setattr(sys, "stderr", told)
     with pytest.raises(AssertionError, match="features were made"):
-        make_task(recipe.parse(document).task, 0)
+        _ = make_task(recipe.parse(document).task, 0).examples
     return told.getvalue()

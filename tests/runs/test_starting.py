@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import soundfile
 
 from confide.errors import UserError
+from confide.recipe import load
 from confide.run import Loop
 from confide.runs import folder
 
@@ -96,3 +100,72 @@ def test_an_edited_recipe_of_a_finished_run_is_noticed(tiny: str, tmp_path: Path
         code, _, err = command(*words)
         assert code == 2
         assert f"{path} was changed after the run finished" in err
+
+
+SPEAKERS = """\
+task: {kind: speech, corpus: {kind: folder, folder: people}, test: {kind: folder, folder: others}}
+sampling: {kind: fixed, cohort: 2}
+local: {steps: 1, learning_rate: 0.1}
+bounding: {rule: none}
+central: {kind: sgd, learning_rate: 1}
+run: {steps: 1}
+"""
+
+
+@pytest.fixture
+def speakers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A recipe for three people, in the current folder; making features of what they say fails the test."""
+    from confide.speech import task
+
+    for place in ("people/a", "people/b", "people/c", "others/d"):
+        (tmp_path / place).mkdir(parents=True)
+        soundfile.write(tmp_path / place / "one.wav", np.zeros(4_800, dtype=np.float32), 16_000)
+        (tmp_path / place / "one.txt").write_text("one")
+    (tmp_path / "speakers.yaml").write_text(SPEAKERS)
+    monkeypatch.chdir(tmp_path)
+
+    def features(*_: object, **__: object) -> None:
+        raise AssertionError("features were made")
+
+    monkeypatch.setattr(task, "open_store", features)
+    return "speakers.yaml"
+
+
+def test_that_fixture_sees_features_being_made(speakers: str, command: Command) -> None:
+    with pytest.raises(AssertionError, match="features were made"):
+        command("train", speakers, "--out", "run")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("task.start=nowhere", "task.start=nowhere: no model could be read"),
+        ("task.start=other/model.safetensors", "the starting model has to be of the kind and size"),
+        ("sampling.cohort=4", "sampling.cohort=4 is larger than the population of 3 users"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_features_are_made(
+    change: str, said: str, speakers: str, tiny: str, command: Command
+) -> None:
+    folder.train(load(tiny), Path("other"), quiet=True)
+    code, _, err = command("train", speakers, "--out", "run", "--set", change)
+    assert code == 2
+    assert said in err
+    assert not Path("run").exists()
+
+
+def test_a_finished_run_is_evaluated_and_diagnosed_where_its_start_is_gone(
+    tiny: str, tmp_path: Path, tiny_model: Callable[[str], Path], command: Command
+) -> None:
+    """Only a run that begins needs it."""
+    changes = [f"task.encoder.source={tiny_model('masked')}", f"task.cache={tmp_path / 'cache'}", "run.steps=2"]
+    first = load("retrieval/embedded", changes)
+    folder.train(first, tmp_path / "seed", quiet=True)
+    words = ["train", "retrieval/embedded", "--out", tmp_path / "run"]
+    for change in [*changes, f"task.start={tmp_path / 'seed'}"]:
+        words += ["--set", change]
+    assert command(*words)[0] == 0
+    shutil.rmtree(tmp_path / "seed")
+    for asked in (["evaluate", tmp_path / "run"], ["report", tmp_path / "run"], ["resume", tmp_path / "run"]):
+        code, _, err = command(*asked)
+        assert code == 0, err

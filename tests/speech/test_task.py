@@ -175,7 +175,7 @@ def test_a_pooled_batch_is_made_of_its_owners_utterances(place: Path) -> None:
 
 def test_more_pooled_users_than_utterances_are_refused(place: Path) -> None:
     with pytest.raises(UserError, match=r"task.pool=13: there are only 12 utterances"):
-        speech(place, pool=13)
+        _ = speech(place, pool=13).held
 
 
 def test_a_loss_depends_on_its_draw_and_on_nothing_else(place: Path) -> None:
@@ -486,4 +486,4 @@ def test_a_corpus_without_a_usable_speaker_is_refused(place: Path, tmp_path: Pat
     soundfile.write(tmp_path / "mute" / "a.wav", np.zeros(RATE // 10), RATE)
     (tmp_path / "mute" / "a.txt").write_text("far too long for a tenth of a second")
     with pytest.raises(UserError, match="has no usable utterance among 1"):
-        speech(place, corpus={"kind": "folder", "folder": str(tmp_path)})
+        _ = speech(place, corpus={"kind": "folder", "folder": str(tmp_path)}).examples

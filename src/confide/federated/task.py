@@ -144,6 +144,8 @@ class BasicTask:
     on_gpu = True
     """Whether `loss` can be computed where its batch and the parameters are; not if it runs a frozen encoder."""
     better: Literal["higher", "lower"] | None = None
+    at_most: int | None = None
+    """How many users there can be, where that is known before their data are made ready."""
 
     @property
     def fingerprint(self) -> Mapping[str, str]:

@@ -149,6 +149,15 @@ class Release:
             raise RuntimeError("noise was asked for before the ledger had the release")
 
 
+def check_cohort(sampling: Sampling, population: int | None) -> None:
+    """Refuse a cohort that is larger than the population, if somebody knows it yet."""
+    if population is not None and sampling.cohort > population:
+        raise UserError(
+            f"sampling.cohort={sampling.cohort} is larger than the population of {population} users; "
+            "lower the cohort or use more users"
+        )
+
+
 def make_plan(
     privacy: Privacy,
     sampling: Sampling,
@@ -169,11 +178,7 @@ def make_plan(
     quantile releases in each step beside the figures of `privacy.metrics`, `names` and `sizes` are the model's tensors.
     """
     population = len(weights)
-    if sampling.cohort > population:
-        raise UserError(
-            f"sampling.cohort={sampling.cohort} is larger than the population of {population} users; "
-            "lower the cohort or use more users"
-        )
+    check_cohort(sampling, population)
     problems = refusals(Asked(privacy, sampling, math.isfinite(bound), follows, population))
     if problems:
         raise UserError("; ".join(problems))

@@ -54,7 +54,7 @@ class Retrieval(BasicTask):
                 "adapter_search. To score it, name the recipe: `confide evaluate RECIPE --set task.method=search`"
             )
         require("retrieval", "retrieval")
-        self.settings, self.seed = settings, seed
+        self.settings, self.seed, self._quiet = settings, seed, quiet
         self.corpus = settings.data.read(seed)
         self.encoder = open_encoder(settings.encoder)
         self.retriever = Retriever(settings, self.encoder, self.corpus.documents, seed, quiet)
@@ -67,12 +67,15 @@ class Retrieval(BasicTask):
         """What was not used, by reason; the summary says so."""
         if len(self.clients) < len(dealt):
             self.left_out["client without a query"] = len(dealt) - len(self.clients)
-        # Of the whole corpus at once, so that workers find everything in the cache.
-        self.states: HiddenStates | None = None
-        if not settings.trains_adapter:
-            texts = [*train.texts, *self.corpus.test.texts]
-            self.states = hidden_states(self.encoder, texts, settings.cache, quiet)
         self._labels = torch.from_numpy(train.labels)
+
+    @cached_property
+    def states(self) -> HiddenStates | None:
+        """Vectors of all texts, where only a head trains: of the whole corpus at once, so that workers find them."""
+        if self.settings.trains_adapter:
+            return None
+        texts = [*self.corpus.train.texts, *self.corpus.test.texts]
+        return hidden_states(self.encoder, texts, self.settings.cache, self._quiet)
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:

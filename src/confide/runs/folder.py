@@ -105,7 +105,7 @@ def train(
     listeners.check(wanted)
     if (folder / RECIPE).exists():
         held = held_recipe(folder)
-        _check_unedited(folder, held)
+        check_unedited(folder, held)
         if held.digest != wanted.digest:
             raise UserError(
                 f"{folder} already holds another run (recipe {held.digest}, not {wanted.digest}); nothing was "
@@ -134,7 +134,7 @@ def _begin(
     saved: State | None = None,
 ) -> tuple[Loop, State]:  # fmt: skip
     """Make the loop and the state to go on from; nothing is released yet."""
-    loop = _loop(folder, wanted, workers, here, deployed)
+    loop = _loop(folder, wanted, workers, here, deployed, begins=saved is None)
     try:
         check_budget(loop)
         state = saved or loop.start()
@@ -146,11 +146,13 @@ def _begin(
         raise
 
 
-def _loop(folder: Path, wanted: Recipe, workers: int, here: Place | None, deployed: Deployed | None) -> Loop:
+def _loop(
+    folder: Path, wanted: Recipe, workers: int, here: Place | None, deployed: Deployed | None, begins: bool
+) -> Loop:
     task, engine = (None, None) if deployed is None else (deployed.task, deployed.engine)
     return make_loop(
         wanted, lambda header: _open_ledger(folder, wanted, header), workers, task, here, engine,
-        secret=lambda: fingerprint.secret_of(folder),
+        secret=lambda: fingerprint.secret_of(folder), begins=begins,
     )  # fmt: skip
 
 
@@ -176,7 +178,7 @@ def resume(
         True
     """
     if (folder / SUMMARY).exists() and (folder / RECIPE).exists():
-        _check_unedited(folder, held_recipe(folder))
+        check_unedited(folder, held_recipe(folder))
         print(f"{folder} has finished; nothing was trained", file=sys.stderr, flush=True)
         return summary_of(folder)
     wanted = held_recipe(folder, to_go_on=True)
@@ -190,7 +192,7 @@ def resume(
         return _finish_run(folder, loop, state, quiet, page, listeners)
 
 
-def _check_unedited(folder: Path, held: Recipe) -> None:
+def check_unedited(folder: Path, held: Recipe) -> None:
     """Refuse the recipe of a finished run that is not the one its model was made with."""
     summary = summary_if_finished(folder)
     if summary is not None and summary.get("recipe") not in (None, held.digest):

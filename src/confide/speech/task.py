@@ -51,7 +51,7 @@ class Speech(BasicTask):
 
     def __init__(self, settings: SpeechSettings, seed: int, quiet: bool = False) -> None:
         require("speech", "speech recognition")
-        self.settings, self.seed = settings, seed
+        self.settings, self.seed, self._quiet = settings, seed, quiet
         corpus, test = read_corpus(settings.corpus), read_corpus(settings.test)
         if corpus.language != test.language:
             raise UserError(
@@ -63,13 +63,35 @@ class Speech(BasicTask):
         if (settings.pool or len(corpus.speakers)) > 1 or settings.test != settings.corpus:
             _warn_of_overlap(corpus, test)
         self.on_gpu = getattr(self.network, "parts", None) is None  # parts of an encoder run inside of it
-        self.store = self._open(corpus, quiet)
-        self.test = self._open(test, quiet)
-        self.skipped: list[Skipped] = [*corpus.skipped, *self.store.skipped]
-        self.left_out = count_by_reason(self.skipped)
-        self.held = _deal_utterances(self.store.examples, settings.pool, seed)
         self._seconds: dict[int, np.ndarray] = {}
         self._listings = (corpus, test)
+        self.at_most = settings.pool or len(corpus.speakers)
+
+    @cached_property
+    def _stores(self) -> tuple[FeatureStore, FeatureStore]:
+        """Features of training and test, made when they are first asked for: after everything that may be refused."""
+        corpus, test = self._listings
+        return self._open(corpus), self._open(test)
+
+    @property
+    def store(self) -> FeatureStore:
+        return self._stores[0]
+
+    @property
+    def test(self) -> FeatureStore:
+        return self._stores[1]
+
+    @property
+    def skipped(self) -> list[Skipped]:
+        return [*self._listings[0].skipped, *self.store.skipped]
+
+    @cached_property
+    def left_out(self) -> Mapping[str, int]:  # type: ignore[override]
+        return count_by_reason(self.skipped)
+
+    @cached_property
+    def held(self) -> list[np.ndarray]:
+        return _deal_utterances(self.store.examples, self.settings.pool, self.seed)
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
@@ -80,8 +102,8 @@ class Speech(BasicTask):
         encoder = self.network.encoder
         return listed if encoder is None else {**listed, "the encoder": encoder[:32]}
 
-    def _open(self, corpus: Corpus, quiet: bool) -> FeatureStore:
-        return open_store(corpus, self.tokens, self.network.front, self.settings.cache, quiet=quiet)
+    def _open(self, corpus: Corpus) -> FeatureStore:
+        return open_store(corpus, self.tokens, self.network.front, self.settings.cache, quiet=self._quiet)
 
     @cached_property
     def examples(self) -> np.ndarray:
