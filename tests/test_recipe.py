@@ -322,7 +322,7 @@ def test_a_file_that_is_no_recipe_is_refused_by_name(content: bytes, said: str, 
 
 
 def test_a_folder_is_no_recipe(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="is a folder; expected a YAML file"):
         load(str(tmp_path))
 
 

@@ -13,10 +13,10 @@ from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import Field, TypeAdapter
+from pydantic import BaseModel, Field, TypeAdapter
 
 from confide.convex.logistic import LogisticSettings
 from confide.convex.quadratics import QuadraticSettings
@@ -231,12 +231,19 @@ def _read(name: str) -> dict[str, Any]:
     try:
         text = known[name].read_text() if name in known else Path(name).read_text()
     except FileNotFoundError:
-        hint = nearest(name, known)
+        beside = Path(name).parent
+        files = [str(path) for path in beside.glob("*.y*ml")] if beside.is_dir() else []
+        hint = nearest(name, [*known, *files])
         raise UserError(
             f"no recipe {name!r}: neither a file nor a shipped recipe{hint}; see `confide recipe list`"
         ) from None
-    except (IsADirectoryError, NotADirectoryError, UnicodeDecodeError, PermissionError) as error:
-        raise UserError(f"recipe {name!r} cannot be read: {error}") from None
+    except IsADirectoryError:
+        raise UserError(
+            f"recipe {name!r} is a folder; expected a YAML file, or the name of a shipped recipe "
+            "(`confide recipe list`). To go on with a run in a folder: `confide resume`"
+        ) from None
+    except (NotADirectoryError, UnicodeDecodeError, PermissionError) as error:
+        raise UserError(f"recipe {name!r} cannot be read: {error}; expected a YAML file") from None
     try:
         document = read_yaml(text)
     except yaml.YAMLError as error:
@@ -247,7 +254,7 @@ def _read(name: str) -> dict[str, Any]:
 
 
 def _apply(document: dict[str, Any], override: str) -> None:
-    keys, value = read_override(override, "section.key=value")
+    keys, value = read_override(override, "section.key=value, such as run.steps=100")
     place = document
     for key in keys[:-1]:
         inner = place.setdefault(key, {})
@@ -257,13 +264,22 @@ def _apply(document: dict[str, Any], override: str) -> None:
     place[keys[-1]] = value
 
 
+def _keys(section: Any) -> set[str]:
+    """The keys that a section can have, whichever of its kinds it is."""
+    if isinstance(section, type) and issubclass(section, BaseModel):
+        return set(section.model_fields)
+    return {key for part in get_args(section) for key in _keys(part)}
+
+
 def _sections(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     sections: dict[str, Any] = {}
     problems: list[str] = []
     fields = Recipe.model_fields
     for key in document:
         if key not in fields:
-            problems.append(f"{key}: there is no such section{nearest(str(key), fields)}")
+            homes = [f"{name}.{key}" for name, info in fields.items() if key in _keys(info.annotation)]
+            hint = f"; did you mean {' or '.join(homes)}?" if homes else nearest(str(key), fields)
+            problems.append(f"{key}: there is no such section{hint}")
     for key, info in fields.items():
         if key not in document:
             if info.is_required():

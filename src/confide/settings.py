@@ -13,7 +13,9 @@ import difflib
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -24,7 +26,7 @@ from typing import Annotated, Any, Literal, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from confide.errors import UserError
+from confide.errors import Stopped, UserError
 
 CODE_ENV = "CONFIDE_ALLOW_CODE"
 _MOST_ALIASES = 20
@@ -367,14 +369,34 @@ def imported(name: str, field: str) -> Any:
         sys.path.append(here)
     try:
         found = import_module(module)
-        _say_what_runs(field, name, getattr(found, "__file__", None))
-        return getattr(found, function)
     except ModuleNotFoundError as error:
         raise UserError(
             f"{field}={name}: {error}; run in the folder that has {module.split('.')[0]}.py, or install it"
         ) from error
+    except Exception as error:
+        raise _broken(field, name, error) from error
+    _say_what_runs(field, name, getattr(found, "__file__", None))
+    try:
+        return getattr(found, function)
     except AttributeError as error:
         raise UserError(f"{field}={name}: {module} has no {function}") from error
+
+
+@contextmanager
+def running(field: str, name: str) -> Iterator[None]:
+    """Say of what code of one's own raises which code it is, and in which line."""
+    try:
+        yield
+    except (UserError, Stopped):
+        raise
+    except Exception as error:
+        raise _broken(field, name, error) from error
+
+
+def _broken(field: str, name: str, error: Exception) -> UserError:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    where = "" if isinstance(error, SyntaxError) else f" ({Path(last.filename).name}, line {last.lineno})"
+    return UserError(f"{field}={name} raised {type(error).__name__}: {error}{where}; mend that code, and start again")
 
 
 @cache

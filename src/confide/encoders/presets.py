@@ -25,6 +25,7 @@ from typing import Any, Literal
 from confide.encoders.weights import convert_gguf, encoders_folder, file_digest
 from confide.errors import UserError
 from confide.files import make_folder, write_atomically
+from confide.settings import nearest
 
 ORIGIN = "origin.json"
 
@@ -156,7 +157,9 @@ PRESETS: dict[str, Preset] = {
 def preset(name: str) -> Preset:
     """The preset of this name, or a list of those that there are."""
     if name not in PRESETS:
-        raise UserError(f"no preset encoder is called {name!r}; expected one of {', '.join(PRESETS)}")
+        raise UserError(
+            f"no preset encoder is called {name!r}; expected one of {', '.join(PRESETS)}{nearest(name, PRESETS)}"
+        )
     return PRESETS[name]
 
 

@@ -230,7 +230,7 @@ def bounder(settings: Bounding, layout: Layout) -> Bounder:
     shares = torch.tensor(_shares(settings, layout), dtype=torch.float64)
     layer_bounds = settings.bound * torch.sqrt(shares / shares.sum())
     learned = settings.split == "learned"  # begins with dim: q_h = C_h
-    return Bounder(
+    made = Bounder(
         settings.rule,
         settings.bound,
         layer_bounds,
@@ -239,6 +239,9 @@ def bounder(settings: Bounding, layout: Layout) -> Bounder:
         per_user=isinstance(settings.adaptive, CarAdaptive),
         function=None if settings.function is None else imported(settings.function, "bounding.function"),
     )
+    if made.function is not None:
+        made.factors(layer_bounds[None])  # a function that breaks is refused before anything is trained
+    return made
 
 
 def allocate(total: float, quantiles: Tensor, roots: Tensor) -> Tensor:

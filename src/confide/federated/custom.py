@@ -13,7 +13,7 @@ from pydantic import Field
 
 from confide.errors import UserError
 from confide.federated.task import BasicTask, Task, TaskSection
-from confide.settings import FunctionName, imported
+from confide.settings import FunctionName, imported, running
 
 __all__ = ["BasicTask", "PythonTaskSettings"]
 
@@ -29,7 +29,9 @@ class PythonTaskSettings(TaskSection):
 
     def make(self, seed: int) -> Task:
         """Import the factory and call it; a UserError says what is missing."""
-        task: Any = imported(self.factory, "task.factory")(self.options, seed)
+        factory = imported(self.factory, "task.factory")
+        with running("task.factory", self.factory):
+            task: Any = factory(self.options, seed)
         missing = [name for name in _ASKED if not hasattr(task, name)]
         if missing:
             raise UserError(

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from confide.errors import UserError
+from confide.settings import running
 
 Factors = Callable[[Tensor, Tensor, float, Tensor], Tensor]
 """From norms (users, layers), total norms (users, 1), C and C_h (layers,) to factors that broadcast to the norms."""
@@ -51,7 +52,8 @@ def factors_of_function(function: Callable[[Tensor, Tensor], Tensor]) -> Factors
 
     def factors(norms: Tensor, total: Tensor, bound: float, layer_bounds: Tensor) -> Tensor:
         # Copies: a function that works in place must not change what it is held to.
-        answers = [function(own.clone(), layer_bounds.clone()) for own in norms]
+        with running("bounding.function", f"{function.__module__}:{getattr(function, '__qualname__', function)}"):
+            answers = [function(own.clone(), layer_bounds.clone()) for own in norms]
         for answer in answers:
             if answer.shape != layer_bounds.shape:
                 raise UserError(

@@ -76,7 +76,9 @@ class Point:
         if not 1 <= self.rounds <= MOST_ROUNDS:
             raise UserError(f"rounds={self.rounds} is out of range; expected 1 to {MOST_ROUNDS:,}")
         if not 0 < self.delta < 1:
-            raise UserError(f"delta={self.delta:g} is not a probability above 0 and below 1; 1 / population is wise")
+            raise UserError(
+                f"delta={self.delta:g}: expected a probability above 0 and below 1; give one below 1 / population"
+            )
 
     @property
     def rate(self) -> float:

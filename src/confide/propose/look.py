@@ -82,8 +82,19 @@ def look(place: Path, columns: Columns, language: str) -> Found:
 
 
 def _seen(place: Path) -> str:
-    names = [p.name for p in _some_files(place)[:3]] if place.is_dir() else []
-    return f" (it holds {', '.join(names)}, ...)" if names else ""
+    """What there is instead: the columns of a table, or the names of some files; a damaged table is refused here."""
+    if place.is_file():
+        header = _read_header(place)
+        return f" (its columns are {', '.join(header)})" if len(header) > 1 else ""
+    files = _some_files(place)
+    for table in files[:200]:
+        _read_header(table)
+    if not files:
+        return " (it is empty)"
+    spoken = [p for p in files if p.suffix.lower() in AUDIO]
+    if spoken and not any(p.with_suffix(".txt").exists() for p in spoken):
+        return f" (it holds {len(spoken):,} recordings such as {spoken[0].name}, and no .txt beside any of them)"
+    return f" (it holds {', '.join(p.name for p in files[:3])}, ...)"
 
 
 def _some_files(folder: Path) -> list[Path]:
@@ -104,6 +115,14 @@ def _named(header: Sequence[str], said: str | None, usual: Sequence[str]) -> str
 
 def _header(table: Path) -> list[str]:
     """The names of a table's columns; none if it cannot be read as one."""
+    try:
+        return _read_header(table)
+    except UserError:
+        return []
+
+
+def _read_header(table: Path) -> list[str]:
+    """The same, but a table that is damaged is explained."""
     kind = Path(table.name.removesuffix(".gz")).suffix.lower()
     try:
         if kind in _LINES:
@@ -112,7 +131,7 @@ def _header(table: Path) -> list[str]:
             with gzip.open(table, "rt", encoding="utf-8-sig", errors="replace") as file:
                 return next(csv.reader(file, delimiter="," if kind == ".csv" else "\t"), [])
         return [name.strip() for name in read_cells(table, 1)[0]] if kind in _TABLES else []
-    except (UserError, OSError, csv.Error):
+    except (OSError, csv.Error):
         return []
 
 

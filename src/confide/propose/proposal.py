@@ -8,15 +8,17 @@ those of the shipped recipes of the same kind, and were not chosen again.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from confide.encoders.presets import PRESETS
+from confide.encoders.weights import find, is_url
 from confide.errors import UserError
 from confide.propose.affordable import ENOUGH, Afforded, afford, people_needed
 from confide.propose.look import Found, Section
@@ -55,7 +57,22 @@ def speech_encoder(language: str) -> str:
 def width_of(encoder: str) -> int:
     """How wide the states of a preset are; of an encoder that nobody knows here, a usual width."""
     found = re.search(r"(\d+) wide", PRESETS[encoder].about) if encoder in PRESETS else None
-    return int(found[1]) if found else 512
+    if found is not None:
+        return int(found[1])
+    try:
+        config = json.loads((Path(encoder).expanduser() / "config.json").read_text(encoding="utf-8"))
+        return int(config.get("d_model") or config["hidden_size"])
+    except (OSError, ValueError, KeyError, AttributeError):
+        return 512
+
+
+def check_encoder(source: str, kind: Literal["speech", "text"]) -> None:
+    """Refuse a name that is no encoder of this kind; a preset that is yet to be fetched is one."""
+    chosen = PRESETS.get(source)
+    if chosen is not None and chosen.kind == kind and not chosen.installed:
+        return
+    if not (kind == "text" and is_url(source)):
+        find(source, kind)
 
 
 def propose(
@@ -63,6 +80,12 @@ def propose(
     letters: str = "",
 ) -> Proposal:  # fmt: skip
     """Choose, and write down why. `epsilon` is none where nobody asked for one: then what can be afforded is chosen."""
+    if encoder is not None:
+        check_encoder(encoder, found.task)
+    if start is not None and not start.exists():
+        raise UserError(
+            f"--start {start}: there is nothing; expected the folder of a finished run, or a file model.safetensors"
+        )
     if found.task == "speech":
         return _propose_speech(found, name, epsilon, encoder, start, letters)
     return _propose_text(found, name, epsilon, encoder, start)
@@ -221,7 +244,7 @@ def _plan(
     if plan is not None and plan.enough:
         return plan, []
     needed = people_needed(people, numbers, epsilon, everyone)
-    amount = "more than ten million" if needed is None else f"about {needed:,}"
+    amount = "More than ten million" if needed is None else f"About {needed:,}"
     strength = (
         ""
         if plan is None

@@ -65,7 +65,7 @@ class TableSettings(SplitSettings):
         untrained = sum(document.id not in asked for document in documents)
         if untrained:
             counts["document without a query"] += untrained
-        return assemble("table", self, seed, rows, documents, test_rows, counts)
+        return assemble(self.queries.name, self, seed, rows, documents, test_rows, counts)
 
 
 def _documents(settings: TableSettings, path: Path, counts: Counter[str]) -> list[Document]:

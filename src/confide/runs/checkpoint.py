@@ -63,8 +63,8 @@ def load(folder: Path) -> Saved:
         raise UserError(f"{path} does not exist; there is nothing to go on from in this folder") from None
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, OSError, MemoryError) as error:
         raise UserError(
-            f"{path} is damaged ({error}); it was left as it is. Put back a copy of it, or start the run again "
-            "in another folder"
+            f"{path} is damaged, or of another version ({error}); it was left as it is. Put back a copy of it, go on "
+            "with the version that wrote it, or start the run again in another folder"
         ) from None
 
 

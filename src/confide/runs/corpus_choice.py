@@ -41,7 +41,7 @@ def check_corpus(kind: str, document: dict[str, Any]) -> CorpusSettings:
 
 def parse_setting(word: str) -> tuple[str, Any]:
     """What --set KEY=VALUE says."""
-    keys, value = read_override(word, "key=value")
+    keys, value = read_override(word, "key=value, such as share=90")
     return ".".join(keys), value
 
 

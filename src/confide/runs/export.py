@@ -84,6 +84,7 @@ def export(run: Path, out: Path, encoder: str | None = None, recordings: Sequenc
         ('log_probabilities', 'convex/logistic', True)
     """
     recipe = folder.held_recipe(run)
+    folder.check_unedited(run, recipe)
     if out.exists():
         raise UserError(f"{out} is there already and was not touched; choose another --out file")
     require("export", "writing ONNX")

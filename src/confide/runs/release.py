@@ -52,6 +52,7 @@ def checklist(run: Path) -> list[Point]:
     recipe, summary = folder.held_recipe(run), summary_if_finished(run)
     if summary is None:
         raise UserError(f"{run} is not finished; go on with `confide resume {run}`, and look at it before a release")
+    folder.check_unedited(run, recipe)
     found = stated(run, curve=False)
     if wrong := differences(run, stated(run)):
         raise UserError(f"{wrong[0]}: this folder was edited; start from a run whose files belong together")

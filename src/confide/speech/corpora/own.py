@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from confide.errors import UserError
-from confide.settings import FunctionName, LocalPath, imported
+from confide.settings import FunctionName, LocalPath, imported, running
 from confide.speech.corpora.listing import Entry, make_corpus
 from confide.speech.corpora.settings import SpeakerSettings
 from confide.speech.corpus import OWN_LANGUAGE, AnyLanguage, Corpus, Progress, Skipped
@@ -58,7 +58,9 @@ class PythonCorpusSettings(SpeakerSettings):
 
     def read(self, progress: Progress | None = None) -> Corpus:
         """Call the function and check what it lists."""
-        listed = list(imported(self.factory, "corpus.factory")(self.options))
+        factory = imported(self.factory, "corpus.factory")
+        with running("corpus.factory", self.factory):
+            listed = list(factory(self.options))
         for number, entry in enumerate(listed, start=1):
             if not isinstance(entry, Entry | Skipped):
                 raise UserError(
