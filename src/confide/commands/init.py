@@ -34,6 +34,7 @@ def init(
         str | None, typer.Option(help="The frozen encoder: a preset (`confide encoder list`), a folder, owner/name.")
     ] = None,
     start: Annotated[Path | None, typer.Option(help="A run or model to begin with, such as a seed.")] = None,
+    get: Annotated[bool, typer.Option("--get", help="Fetch the encoder now, if it is not there.")] = False,
     path_column: Annotated[str | None, typer.Option(help=_Column)] = None,
     speaker_column: Annotated[str | None, typer.Option(help=_Column)] = None,
     text_column: Annotated[str | None, typer.Option(help=_Column)] = None,
@@ -45,7 +46,8 @@ def init(
 
     It finds out the layout, counts people and hours, holds people out for the test, and chooses encoder, cohort, steps,
     batch, delta and noise, with a comment for each. It says so where people are too few, and how many would be enough.
-    It opens headers of recordings and the first rows of tables, sends nothing anywhere, and overwrites nothing.
+    It opens headers of recordings and the first rows of tables, sends nothing anywhere, and overwrites nothing. With
+    `--get` it fetches the encoder from its registry.
 
     Example: `confide init recordings --out mine.yaml --epsilon 8`
     """
@@ -68,6 +70,8 @@ def init(
     for warning in made.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     _write(out, made.text)
+    if get:
+        _fetch(made.encoder)
     commands = _next_commands(out, made.encoder)
     if as_json:
         print_json({
@@ -106,6 +110,15 @@ def _write(out: Path, text: str) -> None:
         raise UserError(f"{out} is there already, and nothing is overwritten; give another --out") from None
     except OSError as error:
         raise UserError(f"--out {out} cannot be written ({error.strerror}); choose another place") from None
+
+
+def _fetch(encoder: str) -> None:
+    from confide.encoders.presets import PRESETS, install
+
+    chosen = PRESETS.get(encoder)
+    if chosen is not None and not chosen.installed:
+        print(f"fetching {encoder} with {chosen.client} ({chosen.megabytes} MB)", file=sys.stderr, flush=True)
+        install(chosen)
 
 
 def _next_commands(out: Path, encoder: str) -> list[str]:
