@@ -72,7 +72,9 @@ DIGESTS = {
     "speech/words/private": "809265cebf218d3c",
     "speech/words/private-adapter": "60f339a39c6f9536",
     "speech/words/private-block": "0474bdb364547b4f",
-    "speech/words/private-lora": "77b62ef56f764886",
+    "speech/words/private-lora": "885e3a6ec28e6374",
+    "speech/words/private-whole": "c4f7aaaef6e44fe1",
+    "speech/words/whole-seed": "df680d994348a6e4",
 }
 
 
