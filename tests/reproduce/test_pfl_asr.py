@@ -161,7 +161,7 @@ def test_a_lower_test_loss_and_more_of_the_bound_count_only_where_the_difference
 
 @pytest.mark.usefixtures("warm_processes")
 def test_the_course_of_the_norms_is_kept_and_drawn(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = ("local.gradient_norms=true", "evaluation.every=1")
+    watched = ("local.gradient_norms=true", "evaluation.every=2", "run.steps=3")
     cells = [
         speech_tables.Cell(
             {"sigma": s, "clipping": rule}, (*watched, speech_tables.CLIPPING[rule], *speech_tables.noisy(s))

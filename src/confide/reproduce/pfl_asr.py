@@ -293,8 +293,8 @@ def _row(cell: Cell, chosen: tuple[str, ...], values: list[dict[str, Any]]) -> d
         row["test_loss"] = round(mean(losses), 3)
         row["test_loss_deviation"] = round(stdev(losses), 3) if len(losses) > 1 else ""
     if "course" in values[0]:
-        for name in ("gradient", "update", "bounded", "aggregate", "noisy"):
-            row[name] = float(f"{mean(step[name] for v in values for step in v['course'] if name in step):.4g}")
+        seen = [step for v in values for step in v["course"] if "noisy" in step]  # for all norms the same steps
+        row |= {name: float(f"{mean(step[name] for step in seen):.4g}") for name in seen[0] if name != "step"}
     row["chosen"] = " ".join(chosen)
     row["snr"] = " ".join(f"{kind} {mean(v['snr'][kind] for v in values):.3g}" for kind in values[0]["snr"])
     return row

@@ -32,7 +32,7 @@ SMALL = ("sampling.cohort=6", "run.steps=40", "evaluation.every=40")
 XI = 1e-6
 GROUP_NOISE = 1e-2
 LORA_NOISE = 5e-3
-TRANSFER = {"lamb": (0.01, 0.03, 0.09), "adam": (0.002, 0.006, 0.018), "lars": (10.0, 30.0, 90.0)}
+TRANSFER = {"lamb": (0.01, 0.03, 0.09), "adam": (0.006, 0.018, 0.054), "lars": (10.0, 30.0, 90.0)}
 """Central learning rates, three for each optimiser and each three times the last."""
 _FALLING = "schedule: {kind: exponential, rate: 0.5, start: 20, transition: 16}"
 _OWN = {"lamb": ", bias_correction: true"}  # as Adam has it: these updates are of the size of LAMB's xi

@@ -6,6 +6,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from matplotlib.ticker import NullFormatter
+
 from confide.report.figures.sheets import sheet
 
 COLOURS = {"global": "#57534e", "uniform": "#c2410c", "dim": "#1d4ed8"}
@@ -80,6 +82,11 @@ def draw_course(path: Path, cells: list[tuple[dict[str, Any], list[list[dict[str
                 axis.plot(steps, norms, color=colour, lw=1.4, marker="o" if name == "noisy" else None, ms=3,
                           label=f"sigma {row['sigma']:g}")  # fmt: skip
                 axis.set(yscale="log", title=title)
+        for column, name in enumerate(panels):  # one scale for all rules, wide enough for a curve that does not move
+            found = [step[name] for _, runs in cells for run in runs for step in run if step.get(name, 0) > 0]
+            for axis in axes[:, column]:
+                axis.set_ylim(min(found) / 4, max(found) * 4)
+                axis.yaxis.set_minor_formatter(NullFormatter())
         for own, rule in zip(axes, rules, strict=True):
             own[0].set_ylabel(f"{NAMES[rule]}: norm")
             own[-1].legend(fontsize=7)
