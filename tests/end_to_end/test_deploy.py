@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -424,6 +425,21 @@ def test_an_expired_certificate_and_a_server_that_cannot_be_trusted(
         with pytest.raises(UserError, match="does not speak TLS"):
             check_reachable(Access(here, new / keys.CA, None))
         thread.join(10)
+
+
+def test_a_machine_whose_clock_is_hours_behind_takes_new_certificates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys.make(tmp_path / "keys", 1, ["127.0.0.1"])
+
+    class Behind(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz) - timedelta(hours=20)
+
+    monkeypatch.setattr(keys, "datetime", Behind)
+    for name in (keys.CA, keys.SERVER, "client-0"):
+        keys.check_certificate(tmp_path / "keys" / name)
 
 
 def test_keys_are_for_their_owner_alone_and_name_one_client_for_each_user(tmp_path: Path) -> None:

@@ -289,7 +289,8 @@ class _Authority:
     ) -> x509.Certificate:
         """The authority's own for its own key, a server's where there are hosts, a client's otherwise."""
         own, ends = public == self.key.public_key(), datetime.now(UTC) + timedelta(days=days)
-        begins = min(datetime.now(UTC) - timedelta(minutes=5), ends - timedelta(minutes=1))
+        # A day ago, since clocks of other machines may be hours behind.
+        begins = min(datetime.now(UTC) - timedelta(days=1), ends - timedelta(minutes=1))
         made = x509.CertificateBuilder().subject_name(subject).issuer_name(self.name).public_key(public)
         made = made.serial_number(x509.random_serial_number()).not_valid_before(begins).not_valid_after(ends)
         made = made.add_extension(x509.BasicConstraints(ca=own, path_length=0 if own else None), critical=True)
