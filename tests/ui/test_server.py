@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -177,6 +178,28 @@ def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path, tiny: str, no_fi
     (tmp_path / "worse" / "metrics.jsonl").write_text("not json\n")
     states = {row["name"]: row["state"] for row in Shelf(tmp_path).listing()}
     assert states == {"bad": "damaged", "good": "finished", "worse": "damaged"}
+
+
+def test_a_folder_with_a_bomb_a_pipe_or_a_link_neither_holds_up_the_list_nor_is_written_through(
+    tiny: str, tmp_path: Path
+) -> None:
+    target, root = tmp_path / "precious", tmp_path / "runs"
+    target.write_text("keep me")
+    folder.train(recipe.load(tiny), root / "ok", quiet=True)
+    for name in ("bomb", "pipe", "linked"):
+        shutil.copytree(root / "ok", root / name)
+    nested = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9))
+    (root / "bomb" / "recipe.yaml").write_text(f"a0: &a0 [{', '.join('x' * 9)}]\n{nested}")
+    (root / "pipe" / "metrics.jsonl").unlink()
+    os.mkfifo(root / "pipe" / "metrics.jsonl")
+    (root / "linked" / ".lock").unlink(missing_ok=True)
+    (root / "linked" / ".lock").symlink_to(target)
+    for server in serve(make_server(Shelf(root), "127.0.0.1", 0, None)):
+        assert "ok" in json.dumps(found(server, "/api/runs"))
+        for name in ("bomb", "pipe", "linked"):
+            ask(server, f"/report?run={name}")
+        assert ask(server, "/report?run=ok")[0] == 200
+    assert target.read_text() == "keep me"
 
 
 # Who may ask
