@@ -9,21 +9,27 @@ from confide.bench.scaling import Point
 from confide.report.figures.sheets import panel, sheet
 
 TIME, MEMORY = "#1d4ed8", "#b45309"
+_ACROSS = 4
 
 
 def draw_scaling(path: Path, points: list[Point]) -> Path:
-    """A column for each curve: seconds a step above, peak memory below."""
+    """A panel of two for each curve: seconds a step above, peak memory below."""
     curves = list(dict.fromkeys(point.curve for point in points))
     title = "one central step: training, bounding, addition, noise"
-    with sheet(path, 2, len(curves), (3.6 * len(curves), 6), title, title_size=9) as (_, axes):
-        for column, curve in enumerate(curves):
+    wide, high = min(len(curves), _ACROSS), 2 * -(-len(curves) // _ACROSS)
+    with sheet(path, high, wide, (3.6 * wide, 3 * high), title, title_size=9) as (_, axes):
+        for axis in axes.flat:
+            axis.set_axis_off()
+        for number, curve in enumerate(curves):
             own = sorted((p for p in points if p.curve == curve), key=lambda p: p.x)
-            places, (top, bottom) = [p.x for p in own], (axes[0][column], axes[1][column])
-            few = curve.startswith("processes")
+            row, column = 2 * (number // _ACROSS), number % _ACROSS
+            places, (top, bottom) = [p.x for p in own], (axes[row][column], axes[row + 1][column])
+            few = curve.startswith(("processes", "ranks"))
             top.plot(places, [p.seconds for p in own], "o-", color=TIME, lw=1.6, ms=4)
             memory = [(p.x, p.peak_mib) for p in own if p.peak_mib is not None]
             bottom.plot([x for x, _ in memory], [y for _, y in memory], "o-", color=MEMORY, lw=1.6, ms=4)
             for axis in (top, bottom):
+                axis.set_axis_on()
                 axis.set_xscale("linear" if few else "log")
                 axis.set_xticks(places, [_short(x) for x in places])
                 axis.minorticks_off()

@@ -1,11 +1,13 @@
 """This project as a candidate: the real loop, with its sampler, plan, ledger (in memory), noise and optimiser.
 
 python -m confide.bench.ours A --workers 2
+torchrun --nproc-per-node 2 -m confide.bench.ours A
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from typing import Any
 
@@ -22,18 +24,29 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("workload", choices=list(recipes.MAKE))
     options.add_argument("--workers", type=int, default=1)
+    options.add_argument("--lines", type=int, default=0, help="in the ledger before the first round")
     for name in SIZES:
         options.add_argument(f"--{name}", type=int)
     given = options.parse_args()
-    gate = Gate()
-    from confide.build import make_loop
+    from confide.build import make_loop, make_trainer_from
+    from confide.engines.distributed import follow
+    from confide.engines.ranks import place
     from confide.privacy.ledger import Ledger
 
+    here = place()
+    if here is not None and here.rank:
+        sys.exit(follow(here, make_trainer_from))
+    gate = Gate()
     more: dict[str, Any] = {n: value for n, value in vars(given).items() if n in SIZES and value}
     loop = make_loop(
-        recipes.MAKE[given.workload](STEPS, **more), lambda header: Ledger.create(None, header), given.workers
-    )
+        recipes.MAKE[given.workload](2 * STEPS, **more), lambda header: Ledger.create(None, header), given.workers,
+        here=here,
+    )  # fmt: skip
     state = loop.start()
+    for line in range(given.lines):
+        event = loop.plan.mechanism.event_at(line, loop.bounds.bounder.sensitivity)
+        loop.ledger.record(line, event, loop.environment)
+    state.step = given.lines
 
     def step() -> dict[str, float]:
         loop.step(state)

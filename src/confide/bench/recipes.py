@@ -15,8 +15,10 @@ _PRIVATE: dict[str, Any] = {
 
 
 def _recipe(steps: int, cohort: int, task: dict[str, Any], local: dict[str, Any], sampler: str = "fixed") -> Recipe:
-    sampling = {"kind": sampler, "cohort": cohort}
-    return parse({"task": task, "sampling": sampling, "local": local, "run": {"steps": steps}, **_PRIVATE})
+    sampling, most = {"kind": sampler, "cohort": cohort}, 1.0 / task.get("users", 1)  # a delta above means nothing
+    privacy = _PRIVATE["privacy"] | {"delta": min(1e-5, most)}
+    run = {"steps": steps}
+    return parse(_PRIVATE | {"task": task, "sampling": sampling, "local": local, "run": run, "privacy": privacy})
 
 
 def mlp(steps: int, cohort: int = 100, **task: Any) -> Recipe:

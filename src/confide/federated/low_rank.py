@@ -21,11 +21,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from confide.federated.chain import Affine, ChainTask, Ranks, activate
 from confide.federated.local import LocalTraining, batches
 from confide.federated.parameters import Layout
+from confide.federated.products import add_product, product
 from confide.federated.task import Task
 from confide.randomness import Addresses
 
@@ -126,7 +126,7 @@ class _Layer:
         return activate(self.layer.activation, central)
 
     def central_output(self, inputs: Tensor) -> Tensor:
-        return functional.linear(inputs, self.weight, self.bias)
+        return product(inputs, self.weight, self.bias)
 
     def backward(self, gradient: Tensor, begin: int) -> Tensor:
         """From the gradient at this layer's output to the one at its input."""
@@ -197,7 +197,7 @@ class LowRankUpdates:
                 summed = gradients.sum(dim=1).double() * factors[:, column[layer.bias], None]
                 total[layer.bias].add_(summed.sum(dim=0).to(into.dtype))
             scaled = (gradients.double() * factors[:, column[layer.weight], None, None]).to(gradients.dtype)
-            total[layer.weight].addmm_(scaled.flatten(0, 1).T, inputs.flatten(0, 1))
+            add_product(scaled.flatten(0, 1), inputs.flatten(0, 1), total[layer.weight])
 
 
 def inner_products(one: Tensor, other: Tensor) -> Tensor:

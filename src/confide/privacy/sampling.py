@@ -83,26 +83,26 @@ def draw_cohort(
         return cyclic_cohort(population, cohort, seed or 0, step)  # the schedule is public in any case
     purpose = f"cohort of attempt {attempt}" if attempt else "cohort"
     if kind == "fixed":
-        return _part(np.arange(population), cohort, seed, purpose, step)
+        return _some(population, cohort, seed, purpose, step)
     if kind == "poisson":
         drawn = _bernoulli(cohort / population, population, seed, _place(step, attempt))
     else:
         users = group_of(population, groups, seed or 0, step)  # the groups are public in any case
         drawn = users[_bernoulli(turn_rate(cohort / population, groups), len(users), seed, _place(step, attempt))]
-    return _part(drawn, most, seed, purpose, step) if 0 < most < len(drawn) else drawn
+    return drawn[_some(len(drawn), most, seed, purpose, step)] if 0 < most < len(drawn) else drawn
 
 
 def _place(step: int, attempt: int) -> str:
     return f"{step}/{attempt}" if attempt else str(step)
 
 
-def _part(users: np.ndarray, size: int, seed: int | None, purpose: str, step: int) -> np.ndarray:
-    """A uniformly random part of the users, in rising order."""
+def _some(count: int, size: int, seed: int | None, purpose: str, step: int) -> np.ndarray:
+    """A uniformly random part of the first `count` numbers, in rising order."""
     if seed is not None:
-        return np.sort(users[generator(seed, purpose, step).choice(len(users), size=size, replace=False)])
-    # Who has the smallest tickets of 64 bits. Two are alike with a probability of users^2 2^-65.
-    tickets = np.frombuffer(keystream(os.urandom(16), 0).update(bytes(8 * len(users))), dtype="<u8")
-    return np.sort(users[np.argpartition(tickets, size)[:size]])
+        return np.sort(generator(seed, purpose, step).choice(count, size=size, replace=False))
+    # Who has the smallest tickets of 64 bits. Two are alike with a probability of count^2 2^-65.
+    tickets = np.frombuffer(keystream(os.urandom(16), 0).update(bytes(8 * count)), dtype="<u8")
+    return np.sort(np.argpartition(tickets, size)[:size])
 
 
 def _bernoulli(rate: float, population: int, seed: int | None, at: str) -> np.ndarray:

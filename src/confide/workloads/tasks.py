@@ -91,7 +91,7 @@ class Mlp(Workload):
 
     def inputs(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         features, labels = self.held
-        return features[rows], labels[rows]
+        return features.index_select(0, torch.from_numpy(rows)), labels[rows]
 
     def batch(self, user: int, examples: np.ndarray | None, draw: np.random.Generator) -> tuple[Tensor, ...]:
         own = self.rows(user)
