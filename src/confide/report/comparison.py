@@ -158,6 +158,8 @@ def _charts(found: Comparison) -> list[Chart]:
         for start, own in zip(began, records, strict=True)
     ]
 
+    # Runs of one recipe have one colour.
+    colours = {run.folder: place for place, group in enumerate(found.groups) for run in group.runs}
     lengths = {run.summary["steps"] for run in found.runs}
     axis = "step" if len(lengths) == 1 else "% of the run"  # of runs of unlike lengths the same share is compared
 
@@ -167,7 +169,12 @@ def _charts(found: Comparison) -> list[Chart]:
     def lines(name: str, kept: list[list[dict[str, Any]]] = records) -> list[Line]:
         known = [[r for r in own if r.get(name) is not None] for own in kept]
         return [
-            Line(run.name, [at(run, float(r["step"])) for r in own], [r[name] for r in own], place)
+            Line(
+                run.name,
+                [at(run, float(r["step"])) for r in own],
+                [r[name] for r in own],
+                colours.get(run.folder, place),
+            )
             for place, (run, own) in enumerate(zip(found.runs, known, strict=True))
         ]
 
