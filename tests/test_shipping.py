@@ -234,7 +234,9 @@ def test_the_setup_and_the_readme_install_what_demo_and_tests_need() -> None:
     assert found is not None
     apart = {"flower", "wandb", "mlflow"}  # tried in environments of their own
     assert {"dev", *errors.MODULES} - apart <= set(found[1].split(","))
-    assert "confide[speech]" in (ROOT / "README.md").read_text()
+    readme = (ROOT / "README.md").read_text()
+    assert "confide[speech]" in readme
+    assert [extra for extra in PROJECT["optional-dependencies"] if f"`{extra}`" not in readme] == ["dev", "docs"]
 
 
 # Containers

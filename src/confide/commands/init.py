@@ -72,7 +72,7 @@ def init(
     _write(out, made.text)
     if get:
         _fetch(made.encoder)
-    commands = _next_commands(out, made.encoder)
+    commands = _next_commands(out, made.encoder, made.epsilon is not None)
     if as_json:
         print_json({
             "recipe": str(out), "found": made.found, "people": made.people, "epsilon": made.epsilon,
@@ -121,10 +121,16 @@ def _fetch(encoder: str) -> None:
         install(chosen)
 
 
-def _next_commands(out: Path, encoder: str) -> list[str]:
+def _next_commands(out: Path, encoder: str, private: bool) -> list[str]:
+    """What leads from the recipe to a file for other programs; only a private model may leave."""
     from confide.encoders.presets import PRESETS
 
     run = f"runs/{out.stem}"
     chosen = PRESETS.get(encoder)
     get = [chosen.command] if chosen is not None and not chosen.installed else []
-    return [*get, f"confide train {out} --out {run}", f"confide evaluate {run}", f"confide guarantee {run}"]
+    train, evaluate = f"confide train {out} --out {run}", f"confide evaluate {run}"
+    if not private:
+        return [*get, train, evaluate, f"confide export {run} --out {out.stem}.onnx"]
+    published = f"published/{out.stem}"
+    release = [f"confide publish {run} {published}", f"confide export {published} --out {out.stem}.onnx"]
+    return [*get, f"{train} --set privacy.source=system", evaluate, *release]
