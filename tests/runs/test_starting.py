@@ -154,6 +154,18 @@ def test_what_does_not_fit_is_refused_before_features_are_made(
     assert not Path("run").exists()
 
 
+def test_test_speakers_who_trained_the_start_are_shown(speakers: str, command: Command) -> None:
+    seed = Path("seed")
+    seed.mkdir()
+    (seed / folder.RECIPE).write_text(SPEAKERS.replace("folder: people", "folder: others"))
+    _, _, err = command("train", speakers, "--out", "run", "--set", "task.start=seed")
+    assert err.count("1 of the 1 test speakers trained task.start=seed (d)") == 1
+    (seed / folder.RECIPE).write_text(SPEAKERS)
+    assert "trained task.start" not in command("train", speakers, "--out", "run", "--set", "task.start=seed")[2]
+    (seed / folder.RECIPE).write_text(SPEAKERS.replace("folder: people", "folder: gone"))
+    assert "no model could be read" in command("train", speakers, "--out", "run", "--set", "task.start=seed")[2]
+
+
 def test_a_finished_run_is_evaluated_and_diagnosed_where_its_start_is_gone(
     tiny: str, tmp_path: Path, tiny_model: Callable[[str], Path], command: Command
 ) -> None:

@@ -31,6 +31,7 @@ from confide.federated.symmetry import Scaling
 from confide.federated.task import BasicTask
 from confide.files import digest
 from confide.randomness import generator
+from confide.settings import read_yaml
 from confide.speech import model, together
 from confide.speech.augment import augment
 from confide.speech.corpora import read_corpus
@@ -117,7 +118,23 @@ class Speech(BasicTask):
         # A head trained on kept states can come first, and the parts below it begin with the encoder as it is.
         below = [name for name in fresh if not name.startswith("head.")] if self.settings.model.encoder else []
         start, encoder = self.settings.start, self.network.encoder
+        _ = self._seed_was_looked_at
         return fresh if start is None else load_start(start, fresh, optional=below, encoder=encoder)
+
+    @cached_property
+    def _seed_was_looked_at(self) -> bool:
+        """Say so, once, where people of the test trained the starting model; whether its data could be listed."""
+        start = self.settings.start
+        if start is None or not (start / "recipe.yaml").is_file():
+            return False
+        try:
+            theirs = SpeechSettings.model_validate(read_yaml((start / "recipe.yaml").read_text())["task"])
+            if theirs.corpus.kind in ("population", "synthetic"):  # nobody's voice
+                return True
+            _warn_of_overlap(read_corpus(theirs.corpus), self._listings[1], f"trained task.start={start}")
+        except (UserError, ValueError, KeyError, TypeError, OSError):  # its data lie elsewhere by now
+            return False
+        return True
 
     @property
     def scalings(self) -> list[Scaling]:
@@ -236,13 +253,13 @@ def _places(utterance: Utterance) -> list[object]:
     return [path.resolve() for path in utterance.audio] + ([utterance.made.address] if held and utterance.made else [])
 
 
-def _warn_of_overlap(corpus: Corpus, test: Corpus) -> None:
+def _warn_of_overlap(corpus: Corpus, test: Corpus, how: str = "are trained on too") -> None:
     """Say so where people of the test are trained on: by their recordings, since names may be alike by chance."""
     heard = {place for utterance in corpus.utterances() for place in _places(utterance)}
     both = [name for name, own in test.speakers.items() if any(place in heard for u in own for place in _places(u))]
     if both and parent_process() is None:
         print(
-            f"warning: {len(both):,} of the {len(test.speakers):,} test speakers are trained on too "
+            f"warning: {len(both):,} of the {len(test.speakers):,} test speakers {how} "
             f"({', '.join(both[:3])}{', ...' if len(both) > 3 else ''}): the error rate says nothing of other people; "
             "part them, for example by share: 90 in task.corpus and share: 10 in task.test",
             file=sys.stderr, flush=True,
