@@ -187,7 +187,7 @@ MISTAKES: dict[str, Mistake] = {
     ),
     # The command line.
     "a command that is misspelt": Mistake(("trian",), "'trian'", "Did you mean 'train'?", "confide --help"),
-    "an option that is misspelt": Mistake((*train(), "--sett", "a=1"), "--sett", "Did you mean '--set'", "--help"),
+    "an option that is misspelt": Mistake((*train(), "--workerz", "1"), "--workerz", "'--workers'", "train --help"),
     "no workers": Mistake((*train(), "--workers", "0"), "0 is not in the range", "x>=1", "confide train --help"),
     "a device that is misspelt": Mistake((*train(), "--device", "gpu"), "'gpu'", "'cuda'", "confide train --help"),
     # Folders.
