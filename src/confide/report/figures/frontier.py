@@ -9,7 +9,7 @@ from typing import Any
 from confide.report.charts import Chart
 from confide.report.figures.sheets import sheet
 
-_COLOURS = ("#1d4ed8", "#c2410c", "#15803d", "#7e22ce", "#b45309", "#0e7490", "#be123c", "#4d7c0f")
+_COLOURS = ("#1d4ed8", "#c2410c", "#15803d", "#7e22ce", "#475569", "#0e7490", "#be123c", "#4d7c0f")
 
 
 _TICKS = (0.5, 1, 2, 4, 8, 16)
