@@ -17,6 +17,7 @@ from typing import Any
 from confide.deploy import node
 from confide.deploy.parcels import Parcel
 from confide.deploy.remote import JOIN, TRAIN
+from confide.deploy.wire import Incoming
 from confide.privacy import ledger
 from confide.privacy.budget import Budget
 from confide.privacy.ledger import Ledger
@@ -31,7 +32,7 @@ def attend(path: Path) -> None:
     """Note from now on what this process's client is sent, and what it answers."""
     honest = node.reply_to
 
-    def noted(asked: node.Incoming, answerer: node.Answerer, say: node.Say) -> tuple[str, Parcel]:
+    def noted(asked: Incoming, answerer: node.Answerer, say: node.Say) -> tuple[str, Parcel]:
         kind, facts, model = asked.kind, asked.facts, asked.arrays.get("model")
         if model is not None and facts["step"] > 0:
             _note(path, model=sha256(model.tobytes()).hexdigest())

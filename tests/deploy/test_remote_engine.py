@@ -301,7 +301,7 @@ def test_a_client_refuses_a_server_that_does_not_fit(tiny: str, tmp_path: Path) 
 def test_own_data_is_one_user_under_its_name_in_the_federation(tiny: str) -> None:
     recipe = load(tiny, [])
     task = make_task(recipe.task, 0)
-    own = OwnData(task, 5)
+    own: Any = OwnData(task, 5)
     assert len(own.examples) == 6
     assert own.examples[5] == task.examples[0]
     assert own.examples[:5].sum() == 0

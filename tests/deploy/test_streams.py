@@ -14,9 +14,12 @@ pytest.importorskip("grpc", reason="deployment needs gRPC: pip install 'confide[
 
 import grpc
 
-from confide.deploy import hub, node
+from confide.deploy import hub, keys, node
+from confide.deploy.address import Access, Address
 from confide.deploy.parcels import Parcel
 from confide.deploy.wire import METHOD, SERVICE, Incoming, frames
+from confide.errors import UserError
+from support.loopback import free_port
 from support.streams import Echo, Streams
 
 
@@ -52,6 +55,17 @@ def test_who_answers_what_nobody_asked_is_cut(tmp_path: Path) -> None:
         sent, end = here.run(flood()).result(30)
         assert end == "StatusCode.INVALID_ARGUMENT"
         assert sent < 100
+
+
+def test_a_client_that_cannot_reach_its_server_says_why_and_says_it_once(tmp_path: Path) -> None:
+    """Else a name that is not known, or a closed port, is an hour of silence."""
+    keys.make(tmp_path / "keys", 1, ["127.0.0.1"])
+    access = Access(Address("127.0.0.1", free_port()), tmp_path / "keys" / keys.CA, tmp_path / "keys" / "client-0")
+    said: list[str] = []
+    with pytest.raises(UserError, match="no server at"):
+        asyncio.run(node.live(access, Echo(), 1.5, said.append))
+    assert len(said) == 1
+    assert "refused" in said[0]
 
 
 def test_a_late_answer_to_a_question_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,8 @@ def test_a_clients_own_ledger_says_whether_the_starting_model_is_covered(
     own = make_task(wanted.task, wanted.run.seed)
     if elsewhere:
         own.starting_parameters = own.initial_parameters  # type: ignore[method-assign]
-    client = TrainingClient(wanted, OwnData(own, 5), [5], lenient(tmp_path / "state"))
+    named: Any = OwnData(own, 5)
+    client = TrainingClient(wanted, named, [5], lenient(tmp_path / "state"))
     client.answer(JOIN, Parcel({"population": 12, **client.identity.facts()}))
     assert client.noise is not None
     client.noise.charge(5, 0)

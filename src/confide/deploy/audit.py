@@ -12,13 +12,11 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-
-import numpy as np
-from torch import Tensor
 
 from confide.build import RemoteEngine
 from confide.deploy import keys
@@ -27,10 +25,9 @@ from confide.deploy.client import TrainingClient
 from confide.deploy.deployment import check_deployable, remote_engine
 from confide.deploy.masked import Masked
 from confide.deploy.policy import accepting
-from confide.deploy.remote import Remote, Terms
-from confide.engines.engine import Engine, Traits
+from confide.deploy.remote import Terms
+from confide.engines.engine import Engine
 from confide.errors import UserError
-from confide.federated.cohort import Tally
 from confide.federated.task import Task
 from confide.privacy.events import Event
 from confide.privacy.gaussian import Seeded
@@ -68,78 +65,45 @@ def audit_deployed(
     with tempfile.TemporaryDirectory(prefix="confide-audit-") as folder:
 
         def deploy(planting: Planting) -> RemoteEngine:
-            def engine(wanted: Recipe, task: Task, plan: Plan) -> Engine:
-                crew = Crew(planting, clients, broken, Path(folder))
-                return Loopback(crew, wanted, task, plan)
-
-            return engine
+            return partial(_loopback, planting, clients, broken, Path(folder))
 
         return audit(recipe, canaries, watch, broken=broken, task=task, deploy=deploy)
 
 
-@dataclass(frozen=True)
-class Crew:
-    """The clients of an audited deployment."""
-
-    planting: Planting
-    clients: int
-    broken: Break | None
-    folder: Path
-    """For keys."""
-
-
-class Loopback:
+def _loopback(
+    planting: Planting, clients: int, broken: Break | None, folder: Path, wanted: Recipe, task: Task, plan: Plan
+) -> Engine:
     """An engine that brings its clients along, and ends them when it is closed."""
+    from confide.deploy.hub import Hub
 
-    def __init__(self, crew: Crew, wanted: Recipe, task: Task, plan: Plan) -> None:
-        from confide.deploy.hub import Hub
+    users, secrets, begun = len(plan.weights), folder / "keys", list[BaseProcess]()
+    federation = keys.make(secrets, min(clients, users), [_HOST], users)
+    listening = Address(_HOST, 0).listen()
+    access = Access(Address(_HOST, listening.getsockname()[1]), secrets / keys.CA, None)
+    link = Hub(listening, secrets)
 
-        users, secrets = len(plan.weights), crew.folder / "keys"
-        federation = keys.make(secrets, min(crew.clients, users), [_HOST], users)
-        listening, self.clients = Address(_HOST, 0).listen(), list[BaseProcess]()
-        address = Address(_HOST, listening.getsockname()[1])
-        link = Hub(listening, secrets)
-        try:
-            for node in federation.nodes:
-                given = ClientStart(crew.planting, node.users, str(address), secrets, node.name, crew.broken)
-                self.clients.append(get_context("spawn").Process(target=_answer, args=(given,), daemon=True))
-                self.clients[-1].start()
-        except BaseException:
-            link.close()
-            self._end()
-            raise
-        terms = Terms(deadline=120, join=120)
-        try:
-            self.remote: Remote = remote_engine(wanted, task, plan, link, link.registry, terms, users)
-        except BaseException:  # which has closed the link
-            self._end()
-            raise
-        if isinstance(self.remote, Masked) and crew.broken is not None:
-            self.remote.added = _broken_top_up(crew.broken, plan.cohort_size)
-
-    @property
-    def traits(self) -> Traits:
-        return self.remote.traits
-
-    def gather(self, cohort: np.ndarray, step: int) -> None:
-        self.remote.gather(cohort, step)
-
-    def train(
-        self, central: Tensor, cohort: np.ndarray, step: int, total: Tensor, bounds: Tensor | None = None
-    ) -> Tally:
-        return self.remote.train(central, cohort, step, total, bounds)
-
-    def close(self) -> None:
-        self.remote.close()
-        self._end()
-
-    def _end(self) -> None:
-        for process in self.clients:
+    def close() -> None:
+        link.close()
+        for process in begun:
             process.terminate()
-        for process in self.clients:
+        for process in begun:
             process.join(5)
             if process.is_alive():
                 process.kill()
+
+    try:
+        for node in federation.nodes:
+            given = planting, node.users, replace(access, key=secrets / node.name), broken
+            begun.append(get_context("spawn").Process(target=_answer, args=given, daemon=True))
+            begun[-1].start()
+        made = remote_engine(wanted, task, plan, link, link.registry, Terms(deadline=120, join=120), users)
+    except BaseException:
+        close()
+        raise
+    made.close = close  # type: ignore[method-assign]
+    if isinstance(made, Masked) and broken is not None:
+        made.added = _broken_top_up(broken, plan.cohort_size)
+    return made
 
 
 def _broken_top_up(kind: Break, expected: int) -> Callable[[float, int, int], float]:
@@ -149,31 +113,19 @@ def _broken_top_up(kind: Break, expected: int) -> Callable[[float, int, int], fl
     return lambda scale, least, arrived: share_of(kind) * top_up(scale, least, arrived)
 
 
-@dataclass(frozen=True)
-class ClientStart:
-    """What a client's process is started with."""
-
-    planting: Planting
-    users: tuple[int, ...]
-    server: str
-    keys: Path
-    name: str
-    broken: Break | None
-
-
-def _answer(given: ClientStart) -> None:
+def _answer(planting: Planting, users: tuple[int, ...], access: Access, broken: Break | None) -> None:
     """The life of a client whose users are canaries."""
     import torch
 
     from confide.deploy.node import serve
 
     torch.set_num_threads(1)
-    wanted, planted = Recipe.model_validate_json(given.planting.recipe), given.planting.task()
+    wanted, planted = Recipe.model_validate_json(planting.recipe), planting.task()
     task: Task = planted
-    roster = keys.roster_of(given.keys / keys.FEDERATION, given.keys / given.name)
-    member = CanaryClient(wanted, task, given.users, accepting(given.keys / "state"), lambda text: None, roster)
-    member.trainer, member.broken = given.planting.trainer(planted), given.broken
-    access = Access(Address.parse(given.server), given.keys / keys.CA, given.keys / given.name)
+    folder = access.key.parent if access.key else Path()
+    policy, roster = accepting(folder / "state"), keys.roster_of(folder / keys.FEDERATION, access.key)
+    member = CanaryClient(wanted, task, users, policy, lambda text: None, roster)
+    member.trainer, member.broken = planting.trainer(planted), broken
     serve(access, member, _PATIENCE, lambda text: None)
 
 

@@ -8,7 +8,6 @@ arrives is code.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,13 +19,13 @@ from confide.deploy import refusals
 from confide.deploy.judge import Request, judge
 from confide.deploy.parcels import Parcel, identity
 from confide.deploy.policy import Policy
-from confide.deploy.refusals import QUESTION, RefusedByClient
+from confide.deploy.refusals import QUESTION, RefusedByClient, to_owner
 from confide.deploy.remote import JOIN, TRAIN
 from confide.federated.bounding import ROUNDING, bounder
 from confide.federated.cohort import PartTrainer, Tally
 from confide.federated.local import LocalTraining, Updates
 from confide.federated.parameters import Layout, all_finite, flatten
-from confide.federated.task import BasicTask, Task
+from confide.federated.task import Task
 from confide.privacy.events import Event
 from confide.privacy.plan import Plan
 from confide.privacy.trust.own_noise import OwnNoise, OwnTerms, Spent, noisy_share, share_scale
@@ -36,29 +35,29 @@ from confide.privacy.trust.secure_sum import Vector
 from confide.recipe import Recipe
 
 
-class OwnData(BasicTask):
+class Elsewhere:
+    """A task whose users are not those of its own data; everything else is the task's."""
+
+    def __init__(self, task: Task, examples: np.ndarray) -> None:
+        self.task, self.examples = task, examples
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.task, name)
+
+
+class Population(Elsewhere):
+    """The server's task where users' data are elsewhere: model and test data are real, the users are a number."""
+
+    def __init__(self, task: Task, population: int) -> None:
+        super().__init__(task, np.ones(population, dtype=np.int64))
+
+
+class OwnData(Elsewhere):
     """A task whose one user, this client's own data, is called `user` in the federation."""
 
     def __init__(self, task: Task, user: int) -> None:
-        self.task, self.user = task, user
-        self.name, self.metric = task.name, task.metric
-        self._examples = np.zeros(user + 1, dtype=np.int64)
-        self._examples[user] = task.examples[0]
-
-    @property
-    def examples(self) -> np.ndarray:
-        return self._examples
-
-    def initial_parameters(self) -> dict[str, Tensor]:
-        return self.task.initial_parameters()
-
-    @property
-    def fingerprint(self) -> Mapping[str, str]:
-        return self.task.fingerprint
-
-    @property
-    def begins_elsewhere(self) -> bool:
-        return self.task.begins_elsewhere
+        super().__init__(task, np.zeros(user + 1, dtype=np.int64))
+        self.examples[user] = task.examples[0]
 
     def batch(self, user: int, examples: np.ndarray | None, draw: np.random.Generator) -> tuple[Tensor, ...]:
         return self.task.batch(0, examples, draw)
@@ -66,35 +65,10 @@ class OwnData(BasicTask):
     def seconds(self, user: int) -> np.ndarray | None:
         return self.task.seconds(0)
 
-    def loss(self, parameters: Mapping[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
-        return self.task.loss(parameters, batch)
-
-    def evaluate(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
-        return self.task.evaluate(parameters)
-
-    def users_at_once(self, local: LocalTraining) -> int:
-        return self.task.users_at_once(local)
-
     def fast_updates(
         self, parameters: Mapping[str, Tensor], users: np.ndarray, local: LocalTraining, learning_rate: float
     ) -> Updates | None:
         return self.task.fast_updates(parameters, np.zeros_like(users), local, learning_rate)
-
-
-class Population:
-    """The server's task where users' data are elsewhere: model and test data are real, the users are a number."""
-
-    def __init__(self, task: Task, population: int) -> None:
-        self.task, self.name, self.metric = task, task.name, task.metric
-        self.left_out = task.left_out
-        self._examples = np.ones(population, dtype=np.int64)
-
-    @property
-    def examples(self) -> np.ndarray:
-        return self._examples
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.task, name)
 
 
 class TrainingClient:
@@ -106,7 +80,7 @@ class TrainingClient:
         task: Task,
         users: Sequence[int],
         policy: Policy,
-        say: Callable[[str], None] | None = None,
+        say: Callable[[str], None] = to_owner,
         roster: Callable[[], Roster] = lambda: UNSIGNED,
     ) -> None:
         """`say` tells the owner what was asked for and what was refused. `roster`: whose keys its peers have."""
@@ -121,7 +95,7 @@ class TrainingClient:
         self.adapts = recipe.bounding.adaptive is not None  # with central trust only, as the recipe ensures
         self.recipe, self.policy, self.begins_elsewhere = recipe, policy, task.begins_elsewhere
         self.trust, self.sessions, self.roster = recipe.privacy.trust, dict[int, Session](), roster
-        self.say = say or (lambda text: print(text, file=sys.stderr, flush=True))
+        self.say = say
         self.request: Request | None = None
         self.noise: OwnNoise | None = None
         weights = np.zeros(max(users) + 1)  # each user's comes with the question

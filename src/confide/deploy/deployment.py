@@ -24,7 +24,7 @@ from confide.deploy.masked import Masked
 from confide.deploy.metrics import Meter, watched
 from confide.deploy.parcels import Parcel, identity
 from confide.deploy.policy import Policy, own_task, told_recipe
-from confide.deploy.refusals import RefusedByClient
+from confide.deploy.refusals import RefusedByClient, to_owner
 from confide.deploy.remote import JOIN, Door, Remote, Terms
 from confide.deploy.rounds import Books
 from confide.deploy.told import with_own
@@ -187,7 +187,7 @@ class Client:
         policy: Policy,
         users: Sequence[int],
         own: Recipe | None = None,
-        say: Callable[[str], None] | None = None,
+        say: Callable[[str], None] = to_owner,
         key: Path | None = None,
     ) -> None:
         if policy.data is not None and len(users) != 1:
@@ -207,7 +207,7 @@ class Client:
             try:
                 self._learn(parcel.facts.get("told"))
             except RefusedByClient as refused:
-                (self.say or _to_owner)(str(refused))
+                self.say(str(refused))
                 return Parcel({"users": self.users, "refuses": refused.code})
         if self.member is None:
             raise RefusedByClient(refusals.JOIN_FIRST, "the server asks for an answer before it has told a recipe")
@@ -230,7 +230,8 @@ class Client:
         wanted = with_policy(wanted, policy)
         task = make_task(wanted.task, wanted.run.seed)
         if policy.data is not None:
-            return TrainingClient(wanted, OwnData(task, self.users[0]), self.users, policy, self.say, self.roster)
+            own: Any = OwnData(task, self.users[0])
+            return TrainingClient(wanted, own, self.users, policy, self.say, self.roster)
         unknown = [user for user in self.users if user >= len(task.examples)]
         if unknown:
             raise UserError(
@@ -245,7 +246,3 @@ def with_policy(wanted: Recipe, policy: Policy) -> Recipe:
     document = wanted.model_dump(mode="json")
     own = own_task(policy, document["task"])
     return with_own(document, own) if own else wanted
-
-
-def _to_owner(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

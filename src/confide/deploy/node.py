@@ -14,7 +14,6 @@ import random
 import signal
 import socket
 import ssl
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +26,7 @@ from confide.deploy import keys
 from confide.deploy.address import Access
 from confide.deploy.hub import OPTIONS
 from confide.deploy.parcels import Parcel
-from confide.deploy.refusals import code_of
+from confide.deploy.refusals import code_of, to_owner
 from confide.deploy.wire import METHOD, SERVICE, Incoming, Malformed, frames
 from confide.errors import UserError
 
@@ -50,16 +49,16 @@ class Answerer(Protocol):
     def answer(self, kind: str, parcel: Parcel) -> Parcel: ...
 
 
-def serve(access: Access, answerer: Answerer, patience: float = 3600.0, say: Say | None = None) -> None:
+def serve(access: Access, answerer: Answerer, patience: float = 3600.0, say: Say = to_owner) -> None:
     """Answer until somebody stops it, or until the server has been away for `patience` seconds."""
-    asyncio.run(live(access, answerer, patience, say or _to_owner, signals=True))
+    asyncio.run(live(access, answerer, patience, say, signals=True))
 
 
 async def live(
     access: Access, answerer: Answerer, patience: float = 3600.0, say: Say = lambda text: None, signals: bool = False
 ) -> None:
     """The same within a loop that is there already."""
-    stop, away, tries, shut = asyncio.Event(), time.monotonic(), 0, 0
+    stop, away, tries, shut, said = asyncio.Event(), time.monotonic(), 0, 0, ""
     with _ended_by_signal(stop, signals):
         while not stop.is_set():
             made = Connection(access, answerer, stop, say)
@@ -79,7 +78,9 @@ async def live(
                 break
             if made.admitted:
                 away, tries = time.monotonic(), 0
+            if made.admitted or why != said:  # once, not at every try
                 say(f"the server is away ({why}); connecting again")
+            said = why
             if time.monotonic() - away > patience:
                 raise UserError(
                     f"no server at {access.server} for {patience:g} s ({why}); start it with `confide deploy server`, "
@@ -213,10 +214,6 @@ def check_reachable(access: Access) -> None:
             ) from None
         except TimeoutError:
             pass
-
-
-def _to_owner(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,8 @@ and the server prints the sentence that it has for it here: it takes no text fro
 
 from __future__ import annotations
 
+import sys
+
 from confide.errors import UserError
 from confide.privacy.trust.own_noise import Spent
 
@@ -41,6 +43,11 @@ class RefusedByClient(UserError):
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
         self.code = code
+
+
+def to_owner(text: str) -> None:
+    """Say something to whoever runs this process."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def code_of(error: BaseException) -> str:

@@ -21,7 +21,7 @@ from confide.deploy.judge import judge
 from confide.deploy.link import Link, NodeId
 from confide.deploy.parcels import Parcel, identity
 from confide.deploy.policy import accepting
-from confide.deploy.refusals import QUESTION, RefusedByClient
+from confide.deploy.refusals import QUESTION, RefusedByClient, to_owner
 from confide.deploy.remote import JOIN, SUM, Door, Remote, Terms
 from confide.deploy.rounds import Books, Call, Round
 from confide.errors import UserError
@@ -42,7 +42,7 @@ class Relay:
         registry: Mapping[NodeId, Sequence[int]],
         terms: Terms,
         first: int = 1,
-        say: Callable[[str], None] | None = None,
+        say: Callable[[str], None] = to_owner,
     ) -> None:
         if recipe.privacy.trust != "central":
             raise UserError(

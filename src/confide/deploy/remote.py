@@ -16,7 +16,6 @@ enough of its users to be there.
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ from torch import Tensor
 
 from confide.deploy.link import Came, Gone, Link, NodeId, Reply
 from confide.deploy.parcels import Identity, Parcel
-from confide.deploy.refusals import JOIN_FIRST, MODEL, OTHER_RECIPE, VERSION, meaning
+from confide.deploy.refusals import JOIN_FIRST, MODEL, OTHER_RECIPE, VERSION, meaning, to_owner
 from confide.deploy.rounds import ACCEPTED, Books, Call, Round
 from confide.engines.engine import Abandoned, Traits
 from confide.errors import UserError
@@ -118,11 +117,11 @@ class Remote:
         rule: Bounder,
         terms: Terms,
         plan: Plan,
-        say: Callable[[str], None] | None = None,
+        say: Callable[[str], None] = to_owner,
     ) -> None:
         self.link, self.door, self.run, self.books, self.rule, self.terms = link, door, run, books, rule, terms
         self.plan = plan
-        self.say = say or (lambda text: print(text, file=sys.stderr, flush=True))
+        self.say = say
         self._joining: dict[int, NodeId] = {}
         """Tickets of nodes that were asked who they are."""
 

@@ -191,7 +191,7 @@ class Round:
         """The update, the norms of its tensors before bounding, the loss and the votes; or what is wrong."""
         layout, total = self.books.layout, self.books.total
         update, norms, loss = parcel.arrays.get("update"), parcel.facts.get("norms"), parcel.facts.get("loss")
-        kind, size = _numpy_type(total), total.numel()
+        kind, size = total.numpy().dtype, total.numel()
         if not isinstance(update, np.ndarray):
             return "no array of the update"
         if update.dtype != kind or update.shape != (size,):
@@ -258,7 +258,3 @@ def _tally(said: Any, users: int, layers: int, votes: int) -> Tally | None:
         if name == "votes" and any(abs(n) > users / 2 for n in numbers):
             return None
     return Tally(**said)
-
-
-def _numpy_type(like: Tensor) -> np.dtype[Any]:
-    return np.dtype(str(like.dtype).removeprefix("torch."))

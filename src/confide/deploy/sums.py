@@ -52,7 +52,7 @@ class Sum:
     @property
     def kind(self) -> np.dtype[np.generic]:
         """The type of a sum on the wire."""
-        return np.dtype(str(self.total.dtype).removeprefix("torch.") if self.whole is None else np.int64)
+        return self.sent().dtype
 
     def sent(self) -> np.ndarray:
         """The sum as a relay hands it up."""
