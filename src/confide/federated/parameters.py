@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, chain, groupby, pairwise
 from multiprocessing import current_process
 from typing import Any
@@ -37,11 +38,11 @@ class Layout:
     def of(parameters: Mapping[str, Tensor]) -> Layout:
         return Layout(tuple(parameters), tuple(tuple(p.shape) for p in parameters.values()))
 
-    @property
+    @cached_property
     def sizes(self) -> list[int]:
         return [math.prod(shape) for shape in self.shapes]
 
-    @property
+    @cached_property
     def size(self) -> int:
         return sum(self.sizes)
 
@@ -68,7 +69,7 @@ class Layout:
             return [_square(part[start - begin : stop - begin]) for _, start, stop in group]
 
         squares = torch.zeros(len(self.sizes), dtype=torch.float64)
-        groups = self._groups()
+        groups = self._groups
         for group, found in zip(groups, in_threads(subtract, groups, one), strict=True):
             for (layer, _, _), each in zip(group, found, strict=True):
                 squares[layer] += each
@@ -87,8 +88,9 @@ class Layout:
                 begin, *_, end = chain.from_iterable((start, stop) for _, start, stop in run)
                 _add_rounded(into[begin:end], flat[begin:end], factor)
 
-        list(in_threads(add, self._groups(), flat))
+        list(in_threads(add, self._groups, flat))
 
+    @cached_property
     def _groups(self) -> list[list[Stretch]]:
         """Cut the flat vector into pieces of `_CHUNK`, each given as the stretches of the tensors in it.
 
