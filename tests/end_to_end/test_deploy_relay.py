@@ -54,8 +54,8 @@ def test_a_relay_or_its_client_that_is_killed_and_started_again_leaves_the_model
     role: str, tmp_path: Path
 ) -> None:
     straight = deploy_kills.run(tmp_path / "straight", "central", 10)
-    ending = deploy_kills.run(tmp_path / "killed", "central", 10, role, [straight.seconds / 2])
-    assert ending.kills == 1
+    ending = deploy_kills.run(tmp_path / "killed", "central", 10, role, [1.0, straight.seconds / 2])
+    assert ending.kills >= 1  # the first of all runs loads what the others are forked with, and takes longer
     assert ending.steps == 10
     assert ending.under_counts == []
     assert ending.model == straight.model
