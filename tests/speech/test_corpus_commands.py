@@ -119,7 +119,7 @@ def test_mistakes_say_what_was_given_and_what_was_expected(words: list[str], sai
 def test_every_kind_is_listed_with_what_it_needs() -> None:
     out = call("list")
     kinds = ["librispeech", "common_voice", "an4", "audiomnist", "fsdd", "speech_commands", "folder", "tsv"]
-    kinds += ["manifest", "synthetic", "population", "python"]
+    kinds += ["manifest", "datasets", "synthetic", "population", "python"]
     assert [line.partition(":")[0] for line in out.splitlines() if line and line[0].islower()] == kinds
     assert "folder (required): the folder whose subfolders are the speakers" in out
     assert "max_seconds (default 30)" in out
