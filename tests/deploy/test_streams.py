@@ -113,3 +113,17 @@ def test_an_answer_that_drips_is_cut_when_others_wait_for_its_room(
         replies = here.ask("client-1", seconds=10, parcel=parcel)
         assert [reply.parcel is not None for reply in replies] == [True]
         dripping.cancel()
+
+
+def test_who_stops_waiting_for_room_holds_up_nobody() -> None:
+    async def wait() -> None:
+        room = hub.Room(10)
+        await room.take(6)
+        large, small = asyncio.create_task(room.take(9)), asyncio.create_task(room.take(3))
+        await asyncio.sleep(0)
+        large.cancel()
+        async with asyncio.timeout(5):
+            await small
+        assert (room.used, len(room.waiting)) == (9, 0)
+
+    asyncio.run(wait())

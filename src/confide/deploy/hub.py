@@ -107,8 +107,11 @@ class Room:
         try:
             await place
         except asyncio.CancelledError:
-            if place.done() and not place.cancelled():
+            if not place.cancelled():
                 self.give(size)
+            elif (size, place) in self.waiting:
+                self.waiting.remove((size, place))
+                self._serve()
             raise
 
     def give(self, size: int) -> None:
