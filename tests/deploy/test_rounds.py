@@ -115,6 +115,13 @@ def test_what_does_not_belong_here_adds_nothing(changed: dict[str, Any], node: i
         held.close(1)
 
 
+def test_a_user_without_a_finite_update_answers_where_bounds_adapt_too() -> None:
+    held, _ = make(vote=True)
+    assert held.take(100, answer(loss=math.nan, votes=[0.0])) == NOT_FINITE
+    assert (held.done, held.tally.users, held.tally.not_finite, held.tally.votes) == ({0}, 1, 1, [])
+    assert held.take(101, answer(1, votes=[0.0])) == MALFORMED
+
+
 def test_only_the_first_answer_of_a_user_counts() -> None:
     held, _ = make()
     assert [held.take(100, answer()) for _ in range(3)] == [ACCEPTED, TWICE, TWICE]

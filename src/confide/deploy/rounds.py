@@ -200,8 +200,8 @@ class Round:
             return f"norms that are not {len(layout.names)} numbers"
         if type(loss) is not float or (math.isfinite(loss) and abs(loss) > _LARGEST_LOSS):
             return f"a loss of {loss!r}"
-        votes = parcel.facts.get("votes", [])
-        if not isinstance(votes, list) or len(votes) != self._votes or not all(vote in (0.5, -0.5) for vote in votes):
+        votes, allowed = parcel.facts.get("votes", []), (0.5, -0.5) if math.isfinite(loss) else (0.5, -0.5, 0.0)
+        if not isinstance(votes, list) or len(votes) != self._votes or not all(vote in allowed for vote in votes):
             return "votes that are not +1/2 or -1/2 for each bound"
         told = torch.tensor(norms, dtype=torch.float64), loss, torch.tensor(votes, dtype=torch.float64)
         return torch.from_numpy(update), *told
