@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,13 +12,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from confide.build import make_task
-from confide.deploy.client import OwnData, TrainingClient
+from confide.build import make_loop, make_task
+from confide.deploy.client import OwnData, Population, TrainingClient
 from confide.deploy.deployment import Client
 from confide.deploy.parcels import Parcel
 from confide.deploy.refusals import RefusedByClient
 from confide.deploy.remote import JOIN, TRAIN, Door, Remote, Terms
 from confide.engines.engine import Abandoned
+from confide.federated.parameters import flatten
 from confide.privacy.accountant import epsilon
 from confide.privacy.budget import Budget, composed
 from confide.privacy.ledger import Ledger
@@ -305,6 +306,30 @@ def test_own_data_is_one_user_under_its_name_in_the_federation(tiny: str) -> Non
     assert len(own.examples) == 6
     assert own.examples[5] == task.examples[0]
     assert own.examples[:5].sum() == 0
+
+
+def test_own_data_are_trained_on_whatever_the_user_is_called(tiny: str, tmp_path: Path) -> None:
+    task = "task={kind: bench/mlp, users: 12, width: 20, hidden: 16, classes: 4, examples: 2}"
+    wanted = load(tiny, [task])
+    own = make_task(wanted.task.model_copy(update={"users": 1}), 0)
+    own.rows = lambda user: {0: np.arange(2)}[user]  # type: ignore[attr-defined]  # there is one user
+    found = []
+    for user, data in ((0, own), (1, OwnData(own, 1))):
+        member = TrainingClient(wanted, cast("Any", data), [user], lenient(tmp_path / str(user)))
+        member.trainer.weights[user] = 1.0
+        member.trainer.add_part(flatten(own.initial_parameters()), np.array([user]), 0, member.sum.zero_())
+        found.append(member.sum)
+    assert float(found[0].norm()) > 0
+    assert float((found[0] - found[1]).norm()) <= 1e-5 * float(found[0].norm())
+
+
+def test_a_federation_may_be_larger_than_the_servers_own_corpus(tiny: str) -> None:
+    wanted = load(tiny, ["sampling.cohort=10"])
+    known = make_task(wanted.task, 0)
+    known.at_most = 9  # type: ignore[attr-defined]
+    of_server: Any = Population(known, 40)
+    built = make_loop(wanted, task=of_server, remote=lambda *given: cast("Any", None))
+    assert built.plan.event.population == 40
 
 
 def test_a_client_that_was_started_anew_without_a_recipe_is_told_it_again(tiny: str, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from scipy import stats  # type: ignore[import-untyped]
 
 from confide import recipe
-from confide.build import make_task
+from confide.build import make_loop, make_task
 from confide.commands.audit import BreakName
 from confide.errors import UserError
 from confide.federated.bounding import Bounding, bounder
@@ -28,7 +29,7 @@ from confide.privacy import one_run
 from confide.privacy.budget import Budget
 from confide.runs.audit import USUAL, audit, measure_power
 from confide.runs.broken import BREAKS, Break
-from confide.runs.canaries import Canaries
+from confide.runs.canaries import Canaries, CanaryTask
 
 torch.set_num_threads(1)
 Command = Callable[..., tuple[int, str, str]]
@@ -222,6 +223,14 @@ def test_canaries_exceed_the_bound_and_are_bounded_to_it() -> None:
     assert planted.norms.norm(dim=1).tolist() == pytest.approx([20.0] * 30)
     assert planted.bounded(rule).norm(dim=1).tolist() == pytest.approx([2.0] * 30, rel=1e-5)
     assert bool((planted.signs.sum(dim=1) == 0).all())
+
+
+def test_canaries_come_on_top_of_however_many_users_a_corpus_has() -> None:
+    wanted = recipe.load("convex/digits", ["sampling.cohort=20"])
+    known = make_task(wanted.task, 0)
+    known.at_most = 10  # type: ignore[attr-defined]
+    planted: Any = CanaryTask(known, 30, only=True)
+    assert make_loop(wanted, task=planted).plan.event.population == 30
 
 
 @pytest.mark.parametrize("count", [2, 30, 650, 2007])

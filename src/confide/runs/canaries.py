@@ -109,6 +109,8 @@ class CanaryUpdates:
 class CanaryTask:
     """A task with canaries after its own users, or in their place. It is only ever asked for updates of its own."""
 
+    at_most: int | None = None
+
     def __init__(self, task: Task, count: int, only: bool = False) -> None:
         """`only`: whether nobody takes part but canaries."""
         self.task, self.count, self.only = task, count, only
