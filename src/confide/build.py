@@ -200,6 +200,7 @@ def _engine(
         return remote(recipe, task, plan)
     text, where = recipe.model_dump_json(), device() if here is not None else _where(recipe, task, workers)
     if workers > 1:
+        getattr(task, "states", None)  # made here, once: every worker finds them in the cache
         size, costs = part_size(task, recipe.local, layout), expected_costs(task, recipe.local)
         return Processes(partial(make_trainer_from, text), workers, like, size, costs)
     trainer = _part_trainer(recipe, task, layout, plan.weights, like.to(where))

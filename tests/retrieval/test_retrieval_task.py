@@ -14,12 +14,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from confide import build
 from confide.build import user_weights
 from confide.errors import Stopped, UserError
 from confide.federated.local import LocalTraining, PlainTrainer
 from confide.federated.parameters import Layout, flatten
 from confide.randomness import generator
-from confide.recipe import Users, parse
+from confide.recipe import Users, load, parse
 from confide.retrieval import experts, head
 from confide.retrieval.metrics import ranks_from_scores, summarise
 from confide.retrieval.search import training_logits
@@ -50,6 +51,19 @@ def task(tiny_model: Callable[..., Path], place: Path) -> Callable[..., Retrieva
 
 
 # Batches and losses
+
+
+@pytest.mark.parametrize("local", [{}, {"optimiser": {"kind": "adam"}}])
+def test_vectors_are_made_before_workers_start(
+    task: Callable[..., Retrieval], local: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, there = task(), []
+    monkeypatch.setattr(build, "Processes", lambda *given: there.append("states" in vars(made)))
+    wanted = load(
+        "retrieval/embedded", ["sampling.cohort=2", *(f"local.{k}={json.dumps(v)}" for k, v in local.items())]
+    )
+    build.make_loop(wanted, workers=2, task=made)
+    assert there == [True]
 
 
 def test_when_only_the_head_trains_a_batch_is_the_vectors_of_its_texts(task: Callable[..., Retrieval]) -> None:
