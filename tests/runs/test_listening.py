@@ -222,6 +222,23 @@ def test_a_run_without_them_imports_neither_library(tiny: str, tmp_path: Path) -
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize(
+    ("wanted", "kept"),
+    [
+        ("", "run/mlruns"), ("http://boards.example", "run/mlruns"), ("databricks", "databricks"), ("uc", "uc"),
+        ("databricks://profile", "run/mlruns"), ("own/place", "own/place"),
+    ],
+)  # fmt: skip
+def test_mlflow_takes_no_word_for_a_server_unless_figures_may_leave(
+    wanted: str, kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", wanted)
+    assert boards.MLflow._place(Told(tmp_path / "run", 0, {}, send=False)) == (tmp_path / kept).as_uri()
+    if wanted:
+        assert boards.MLflow._place(Told(tmp_path / "run", 0, {}, send=True)) == wanted
+
+
 # The real libraries, on this machine alone
 
 

@@ -19,7 +19,7 @@ from confide.files import write_atomically
 from confide.runs.listening import Kind, Told, Values
 
 _PARAMETERS = 100  # in one message to MLflow
-_LOCAL = ("", "file", "sqlite")
+_LOCAL = ("file", "sqlite")
 
 
 class TensorBoard:
@@ -123,9 +123,12 @@ class MLflow:
         wanted = os.environ.get("MLFLOW_TRACKING_URI", "")
         if told.send and not wanted:
             raise RuntimeError("--send, and MLFLOW_TRACKING_URI does not say where to")
-        if wanted and (told.send or urlsplit(wanted).scheme in _LOCAL):
+        scheme = urlsplit(wanted).scheme
+        if wanted and (told.send or scheme in _LOCAL):
             return wanted
-        return (told.folder / "mlruns").resolve().as_uri()
+        # Of words without a scheme, MLflow takes some for a server (databricks, uc): here each is a path.
+        place = Path(wanted) if wanted and not scheme else told.folder / "mlruns"
+        return place.resolve().as_uri()
 
 
 def name_of(folder: Path, listener: str, make: Callable[[], str]) -> str:
