@@ -188,3 +188,16 @@ def test_missing_files_other_endings_and_other_encodings_are_refused(tmp_path: P
     (tmp_path / "cut.tsv.gz").write_bytes(gzip.compress(b"arxiv_id\tprimary_category\ttitle\tabstract\n" * 9)[:-12])
     with pytest.raises(UserError, match="breaks off"):
         _read(kind="arxiv", file=tmp_path / "cut.tsv.gz")
+
+
+def test_where_whole_clients_are_tested_whole_clients_are_held_out_too(tmp_path: Path) -> None:
+    table = tmp_path / "mail.csv"
+    rows = [f"words {n},{'ab'[n % 2]},owner{n % 20}" for n in range(200)]
+    table.write_text("\n".join(["text,label,owner", *rows]))
+    columns = {"query_column": "text", "document_column": "label", "client_column": "owner", "test_by": "clients"}
+    whole = _read(kind="table", queries=table, **columns)
+    chosen = _read(kind="table", queries=table, held_out=0.25, **columns)
+    training, tested, held = (set(part.groups or ()) for part in (chosen.train, whole.test, chosen.test))
+    assert (len(training), len(tested), len(held)) == (12, 4, 4)
+    assert training.isdisjoint(held)
+    assert training | held == set(whole.train.groups or ())

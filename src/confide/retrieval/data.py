@@ -44,8 +44,8 @@ class SplitSettings(Section):
     )  # fmt: skip
     held_out: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None,
-        description="to choose settings: train without this share of the training examples and evaluate on it; the "
-        "test examples are not touched",
+        description="to choose settings: train without this share of the training examples (with test_by: clients, of "
+        "the clients) and evaluate on it; the test examples are not touched",
     )
 
 
@@ -136,12 +136,14 @@ def assemble(
         )
     train = _limit(_number(training, numbers, counts), settings.limit, generator(seed, "limit"))
     if testing is None and settings.test_by == "clients":
-        train, test = _split_by_client(name, train, settings.test_share)
+        train, test = _split_by_client(name, train, settings.test_share, "test")
     elif testing is None:
         train, test = train.split(settings.test_share, generator(seed, "test"), settings.fold)
     else:
         test = _limit(_number(testing, numbers, counts), settings.limit, generator(seed, "limit", 1))
-    if settings.held_out is not None:
+    if settings.held_out is not None and settings.test_by == "clients":
+        train, test = _split_by_client(name, train, settings.held_out, "validation")
+    elif settings.held_out is not None:
         train, test = train.split(settings.held_out, generator(seed, "validation"))
     if not len(train) or not len(test):
         raise UserError(
@@ -181,11 +183,11 @@ def _number(rows: list[Row], numbers: dict[str, int], counts: Counter[str]) -> E
     )
 
 
-def _split_by_client(name: str, examples: Examples, share: float) -> tuple[Examples, Examples]:
-    """All rows of a share of the clients are for the test; hashes of their names decide which, on every machine."""
+def _split_by_client(name: str, examples: Examples, share: float, purpose: str) -> tuple[Examples, Examples]:
+    """All rows of a share of the clients are set aside; hashes of their names decide which, on every machine."""
     if examples.groups is None:
         raise UserError(f"{name}: test_by: clients needs data that say whose each row is; name the client_column")
-    clients = sorted(set(examples.groups), key=lambda client: digest(["test", client]))
+    clients = sorted(set(examples.groups), key=lambda client: digest([purpose, client]))
     tested = set(clients[: max(1, round(share * len(clients)))])
     held = np.array([group in tested for group in examples.groups])
     return examples.take(np.flatnonzero(~held)), examples.take(np.flatnonzero(held))
