@@ -158,6 +158,31 @@ def test_every_run_of_a_sweep_charges_the_budget_of_its_people(tmp_path: Path, c
     assert json.loads(command("budget", path, "--json")[1])["releases"] == 12
 
 
+@pytest.mark.usefixtures("here")
+def test_a_run_whose_budget_ended_it_early_is_named(tmp_path: Path, command: Command) -> None:
+    path = tmp_path / "people.budget"
+    words = ("--set", f"privacy.budget={path}", "--set", "final.count=1", *RATES, "--seeds", "1")
+    assert command("budget", "--init", path, "--epsilon", 8, "--delta", "1e-5", "--population", "writers")[0] == 0
+    found = swept(command, tmp_path / "out", *words)
+    made = folder.summary_of(tmp_path / "out" / "learning_rate=0.016-seed0")["steps"]
+    assert 0 < made < 6
+    assert any(f"learning_rate=0.016-seed0 made {made} of 6 steps" in note for note in found["notes"])
+    assert not any("learning_rate=0.0001-seed0 made" in note for note in found["notes"])
+
+
+@pytest.mark.usefixtures("here")
+def test_a_setting_without_a_finite_mean_is_not_among_those_as_good_as_the_best(
+    tmp_path: Path, command: Command
+) -> None:
+    words = ("--set", "run.steps=100", "--set", "central.learning_rate=0.01,1e200", "--seeds", "2")
+    code, said, err = command("sweep", "convex/quadratics", "--out", tmp_path, *words, "--json")
+    assert code == 0, err
+    found = json.loads(said)
+    assert found["best"] == "learning_rate=0.01"
+    assert found["settings"][1]["mean"] is None
+    assert found["not_shown_to_be_worse"] == []
+
+
 def test_a_setting_that_is_wrong_is_refused_before_anything_is_trained(tmp_path: Path, command: Command) -> None:
     for words, said in (
         (("--set", "central.learning_rate=0.1,-1"), "central.learning_rate=-1"),
@@ -229,3 +254,22 @@ def test_a_sweep_evaluates_who_is_held_out_and_trains_on_everybody_in_the_end(tm
     assert held.task.data.held_out == 0.25
     assert "held_out" not in document["command"]
     assert not any("evaluates on" in one for one in document["warnings"])
+
+
+@pytest.mark.usefixtures("here")
+def test_a_cohort_of_everybody_is_refused_with_what_the_sweep_has_to_do_with_it(
+    tmp_path: Path, command: Command
+) -> None:
+    few = "{kind: embedded, documents: 4, queries_per_document: 10, households: 2}"
+    words = [
+        "--set",
+        f"task.data={few}",
+        "--set",
+        "sampling.cohort=2",
+        "--set",
+        "task.clients={kind: even, clients: 32}",
+    ]
+    code, _, err = command("sweep", "retrieval/embedded", "--out", tmp_path, *words, "--seeds", "1")
+    assert code == 2
+    assert "clients=32" in err
+    assert "--held-out 0" in err

@@ -71,13 +71,13 @@ class Swept:
 
     @property
     def not_worse(self) -> list[str]:
-        """Settings that the best is not shown to be better than."""
+        """Settings with a finite mean that the best is not shown to be better than."""
         groups, best = self.found.groups, self.best
         if best is None:
             return []
         place = groups.index(best)
         real = {frozenset((pair.first, pair.second)) for pair in self.found.pairs if pair.real}
-        others = (other for other in range(len(groups)) if other != place)
+        others = (other for other, group in enumerate(groups) if other != place and group.value is not None)
         return [groups[other].name for other in others if frozenset((place, other)) not in real]
 
     @property
@@ -130,6 +130,13 @@ def sweep(
             measure_each(missing, measure, workers, "runs", quiet, lambda cell, summary: None, len(cells))
         except Stopped as stop:
             raise Stopped(f"{stop}; runs are in {out}") from None
+        except UserError as error:
+            if not aside or not any(word in str(error) for word in ("cohort=", "clients=")):
+                raise
+            raise UserError(
+                f"{error}. A sweep holds {held_out} % of the training people out: lower it by --set for the sweep "
+                "alone, or take --held-out 0 to evaluate as the recipe does"
+            ) from None
     found = compare([folders[cell.digest] for cell in cells], by_recipe=True)
     write_rows(out, [_row(group) for group in found.groups])
     return Swept(recipe, tuple(fixed), settings, found, warnings, write_page(out / PAGE, found))

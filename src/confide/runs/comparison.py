@@ -127,7 +127,7 @@ def compare(folders: Sequence[Path], by_recipe: bool = False) -> Comparison:
     sides: Sequence[Side] = groups or found
     pairs = pairs_of_groups(groups) if groups else pairs_of_runs(found)
     notes += _explain_groups(groups, pairs) if groups else _explain_incomparable(found)
-    notes += _units_of(found) + _unequal_epsilons(sides)
+    notes += _units_of(found) + _unequal_epsilons(sides) + _stopped_early(found)
     if pairs and groups:
         notes.append("judged are recipes over their seeds, on these test people or items: others are another question")
     elif pairs:
@@ -193,6 +193,16 @@ def _unequal_epsilons(found: Sequence[Side]) -> list[str]:
         return []
     listed = ", ".join(f"{name} {'none' if value is None else shown(value)}" for name, value in spent.items())
     return [f"warning: these spent unlike epsilons ({listed}): what is better may have paid with its users' privacy"]
+
+
+def _stopped_early(found: Sequence[ComparedRun]) -> list[str]:
+    """Warn of runs that a budget ended: what they lack may be steps, and not better settings."""
+    return [
+        f"warning: {run.name} made {run.summary['steps']:,} of {run.recipe.run.steps:,} steps, since its budget was "
+        "spent: what it is worse by may be the steps"
+        for run in found
+        if run.summary.get("stopped_by_budget")
+    ]
 
 
 def _read_run(folder: Path, name: str, notes: list[str]) -> ComparedRun:
