@@ -40,9 +40,14 @@ class Saved:
                 f"{self.folder} has the columns {', '.join(self.features) or 'none'}; expected also "
                 f"{', '.join(lacking)}: say in the recipe what they are called"
             )
-        classes = {name: self.features[name]["names"] for name in self.named("ClassLabel") if name in columns}
+        classes = {name: self.features[name].get("names") for name in self.named("ClassLabel") if name in columns}
+        if any(not isinstance(names, list) for names in classes.values()):
+            raise UserError(f"{self.folder / _INFO} does not list the names of classes; save the data set anew")
         for file in self.files:
             table = _table(file)
+            wrong = [name for name in columns if table.column_names.count(name) != 1]
+            if wrong:
+                raise UserError(f"{file} lacks, or has twice, {', '.join(wrong)}; save the data set anew")
             parts = [table.column(name) for name in columns]
             for row in range(table.num_rows):
                 cells = {name: part[row].as_py() for name, part in zip(columns, parts, strict=True)}
@@ -90,9 +95,14 @@ def _table(file: Path) -> Any:
     require("arrow", f"the data set {file.parent}")
     import pyarrow
 
+    if not file.is_file():  # a pipe would be waited for
+        raise UserError(f"{file} is no file; expected an Arrow stream: save the data set anew")
     try:
-        return pyarrow.ipc.open_stream(pyarrow.memory_map(str(file))).read_all()
-    except (pyarrow.ArrowException, OSError) as error:
+        table = pyarrow.ipc.open_stream(pyarrow.memory_map(str(file))).read_all()
+        table.validate(full=True)  # a file may say that a cell lies anywhere in this process, and Arrow believes it
+        str(table.schema)  # names that are no UTF-8
+        return table
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         said = str(error).partition("\n")[0]
         raise UserError(f"{file} cannot be read ({said}); expected an Arrow stream: save the data set anew") from None
 

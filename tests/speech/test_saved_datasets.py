@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,17 @@ def test_what_cannot_be_used_is_counted_and_named(tmp_path: Path) -> None:
     assert reasons == {"1": "undecodable", "2": "no audio", "3": "no speaker", "4": "empty text"}
 
 
+def test_cells_of_another_type_than_sound_are_skipped(tmp_path: Path) -> None:
+    place = save(tmp_path / "set", {"audio": ["x"], "text": ["a"], "speaker_id": ["x"]}, {**SPOKEN, "audio": TEXT})
+    (file,) = place.glob("*.arrow")
+    audio = [{"bytes": "abc", "path": "a.wav"}, {"bytes": "d", "path": None}]
+    table = pyarrow.table({"audio": audio, "text": ["a", "b"], "speaker_id": ["x", "x"]})
+    with pyarrow.OSFile(str(file), "wb") as out, pyarrow.ipc.new_stream(out, table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(UserError, match="2 no audio"):
+        read(place)
+
+
 def test_a_path_in_place_of_bytes_is_a_file_and_columns_have_names(tmp_path: Path) -> None:
     features = {"clip": SPOKEN["audio"], "said": TEXT, "who": {"dtype": "int64", "_type": "Value"}}
     columns = {"clip": [{"bytes": None, "path": "a.flac"}], "said": ["yes"], "who": [7]}
@@ -143,7 +155,9 @@ def test_a_folder_of_splits_says_which_to_give(tmp_path: Path) -> None:
     assert len(read(tmp_path / "sets" / "train").speakers) == 3
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone", "state", "escape"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "gone", "state", "escape", "offsets", "letters", "lacks", "twice", "classes", "names", "pipe"]
+)
 def test_a_damaged_data_set_is_refused_in_words(damage: str, tmp_path: Path) -> None:
     place = spoken(tmp_path / "set")
     (file,) = place.glob("*.arrow")
@@ -151,6 +165,26 @@ def test_a_damaged_data_set_is_refused_in_words(damage: str, tmp_path: Path) -> 
         file.write_bytes(file.read_bytes()[:3_000])
     elif damage == "gone":
         file.unlink()
+    elif damage == "offsets":  # of the texts: where each begins and ends
+        content = file.read_bytes()
+        begins = np.array([0, 3, 5, 15], dtype="<i4").tobytes()[:8]
+        assert begins in content
+        file.write_bytes(content.replace(begins, np.array([0, 2**30], dtype="<i4").tobytes()))
+    elif damage == "letters":
+        file.write_bytes(file.read_bytes().replace(b"yes", b"\xff\xfe\xfd"))
+    elif damage in ("lacks", "twice"):
+        names = ["audio", "text"] if damage == "lacks" else ["audio", "text", "text", "speaker_id"]
+        table = pyarrow.Table.from_arrays([pyarrow.array(["a"])] * len(names), names=names)
+        with pyarrow.OSFile(str(file), "wb") as out, pyarrow.ipc.new_stream(out, table.schema) as writer:
+            writer.write_table(table)
+    elif damage == "names":
+        file.write_bytes(file.read_bytes().replace(b"path", b"p\xff\xfeh"))
+    elif damage == "pipe":
+        file.unlink()
+        os.mkfifo(file)
+    elif damage == "classes":
+        kinds = {**SPOKEN, "speaker_id": {"_type": "ClassLabel"}}
+        (place / "dataset_info.json").write_text(json.dumps({"features": kinds}))
     else:
         named = {"state": "[]", "escape": '{"_data_files": [{"filename": "../other.arrow"}]}'}[damage]
         (place / "state.json").write_text(named)

@@ -59,7 +59,7 @@ class DatasetsSettings(SpeakerSettings):
         text = " ".join(str(cells[self.text_column] or "").split())
         if isinstance(audio, str):
             return Entry(place, str(speaker), (file.parent / audio,), text)
-        if not isinstance(audio, dict) or not (audio.get("bytes") or audio.get("path")):
+        if not _has_sound(audio):
             return Skipped(place, "no audio: neither bytes nor a path")
         if not audio.get("bytes"):
             return Entry(place, str(speaker), (file.parent / audio["path"],), text)
@@ -71,6 +71,15 @@ class DatasetsSettings(SpeakerSettings):
         content = hashlib.sha256(audio["bytes"]).hexdigest()
         made = InArrow(file, row, self.audio_column, named, content, round(seconds * SAMPLE_RATE))
         return Entry(place, str(speaker), (), text, seconds, made)
+
+
+def _has_sound(audio: Any) -> bool:
+    """Whether a cell is of the form that `datasets` gives to audio, and not empty."""
+    if not isinstance(audio, dict):
+        return False
+    content, path = audio.get("bytes"), audio.get("path")
+    whole = isinstance(content, bytes | None) and isinstance(path, str | None)
+    return whole and bool(content or path)
 
 
 @dataclass(frozen=True)
