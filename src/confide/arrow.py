@@ -100,11 +100,18 @@ def _table(file: Path) -> Any:
     try:
         table = pyarrow.ipc.open_stream(pyarrow.memory_map(str(file))).read_all()
         table.validate(full=True)  # a file may say that a cell lies anywhere in this process, and Arrow believes it
-        str(table.schema)  # names that are no UTF-8
+        _check_names(table.schema)
         return table
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         said = str(error).partition("\n")[0]
         raise UserError(f"{file} cannot be read ({said}); expected an Arrow stream: save the data set anew") from None
+
+
+def _check_names(fields: Any) -> None:
+    """Decode the name of every field, also of those inside others; Arrow decodes them only when they are asked for."""
+    for field in fields:
+        if field.name and field.type.num_fields:
+            _check_names([field.type.field(number) for number in range(field.type.num_fields)])
 
 
 def _json(path: Path) -> dict[str, Any]:
