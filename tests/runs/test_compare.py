@@ -227,6 +227,18 @@ def test_an_unfinished_run_is_refused_with_what_to_do(runs: dict[str, Path], tmp
     assert "confide resume" in err
 
 
+def test_a_copy_with_another_seed_written_into_its_recipe_is_no_second_seed(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
+    copy = tmp_path / "seed9"
+    shutil.copytree(runs["good"], copy)
+    written = copy / "recipe.yaml"
+    assert "seed: 0" in written.read_text()
+    written.write_text(written.read_text().replace("seed: 0", "seed: 9"))
+    with pytest.raises(UserError, match="was changed after the run finished"):
+        comparison.compare([runs["good"], copy, runs["young"]])
+
+
 def test_damaged_scores_are_said_to_be_damaged(runs: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(runs["good"], tmp_path / "bad")
     (tmp_path / "bad" / items.FILE).write_text('{"metric": 3')

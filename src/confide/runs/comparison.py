@@ -210,6 +210,7 @@ def _read_run(folder: Path, name: str, notes: list[str]) -> ComparedRun:
     summary = runs.summary_if_finished(folder)
     if summary is None:
         raise UserError(f"{folder} is not finished; go on with `confide resume {folder}`, or leave it out")
+    runs.check_unedited(folder, recipe)
     items = None
     try:
         items = items_of(folder, recipe)
