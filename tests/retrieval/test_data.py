@@ -194,7 +194,8 @@ def test_where_whole_clients_are_tested_whole_clients_are_held_out_too(tmp_path:
     table = tmp_path / "mail.csv"
     rows = [f"words {n},{'ab'[n % 2]},owner{n % 20}" for n in range(200)]
     table.write_text("\n".join(["text,label,owner", *rows]))
-    columns = {"query_column": "text", "document_column": "label", "client_column": "owner", "test_by": "clients"}
+    columns: dict[str, Any] = {"query_column": "text", "document_column": "label"}
+    columns |= {"client_column": "owner", "test_by": "clients"}
     whole = _read(kind="table", queries=table, **columns)
     chosen = _read(kind="table", queries=table, held_out=0.25, **columns)
     training, tested, held = (set(part.groups or ()) for part in (chosen.train, whole.test, chosen.test))
