@@ -11,7 +11,7 @@ same command is given again after each.
 A run passes if it ends by itself with all its steps; if no ledger, right after any kill and at the end, has fewer
 lines than what anybody has seen; and, with central trust and a client or the relay killed, if the model is that of the
 undisturbed run byte for byte. What was seen is noted by the clients and relays themselves, apart from the ledgers
-(`support/witness.py`): the server's has to have a line for each model that was sent to anybody and, where clients add
+(`support/sightings.py`): the server's has to have a line for each model that was sent to anybody and, where clients add
 the noise, for each round in which one answered; a client's own has to have a line for each answer.
 
 `--fire` shows that this can fail: a server, or a client, then forgets the line of one step in five, nobody is killed,
@@ -34,7 +34,7 @@ from pathlib import Path
 
 from confide.runs import folder
 from kills import releases, steps_done
-from support import witness
+from support import sightings
 from support.loopback import Loopback
 
 RECIPE = """\
@@ -76,7 +76,7 @@ def run(
     recipe.write_text(RECIPE.format(users=users, cohort=min(users, 4), trust=trust, steps=steps))
     terms = ("--wait-for", users, "--minimum", MINIMUM[trust], "--deadline", 60, "--tries", 9)
     with Loopback(place, 1 if relayed else users) as here:
-        here.first = witness.hooks(place, burning)
+        here.first = sightings.hooks(place, burning)
         starts: dict[str, Callable[[], ForkServerProcess]] = {
             "relay": lambda: here.relay(recipe, [1, 2], "--deadline", 60),
             "client of the relay": lambda: here.below(0, 1),
@@ -110,7 +110,7 @@ def owed(here: Loopback, trust: str) -> list[str]:
     """What the ledgers have too little."""
     steps = steps_done(here.run)
     short = [f"{steps} steps, {releases(here.run)} lines"] if releases(here.run) < steps else []
-    return short + witness.under_counts(here.folder, here.run, trust)
+    return short + sightings.under_counts(here.folder, here.run, trust)
 
 
 def main() -> None:
