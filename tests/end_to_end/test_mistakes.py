@@ -11,6 +11,7 @@ import hashlib
 import shutil
 import socket
 import struct
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -362,6 +363,7 @@ def test_a_mistake_gets_what_was_given_what_was_expected_and_what_to_do(
     monkeypatch.chdir(places)
     monkeypatch.syspath_prepend(places)
     monkeypatch.delenv("CONFIDE_DEVICE", raising=False)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # what Python keeps of a rule is not what a run writes
     before = contents(places)
     code, out, err = command(*(word.replace("TAKEN", taken) for word in mistake.words))
     print(err)

@@ -241,10 +241,19 @@ def test_queries_are_held_out_and_a_task_that_cannot_says_so() -> None:
     assert changed("convex/digits", 20) is None
 
 
+@pytest.fixture
+def few(tiny_model: Callable[..., Path]) -> list[str]:
+    """A few queries of two households, and an encoder that nobody has to fetch."""
+    data = "{kind: embedded, documents: 4, queries_per_document: 10, households: 2}"
+    sets = (f"task.data={data}", f"task.encoder.source={tiny_model('masked')}", "sampling.cohort=2")
+    return [word for one in sets for word in ("--set", one)]
+
+
 @pytest.mark.usefixtures("here")
-def test_a_sweep_evaluates_who_is_held_out_and_trains_on_everybody_in_the_end(tmp_path: Path, command: Command) -> None:
-    few = "{kind: embedded, documents: 4, queries_per_document: 10, households: 2}"
-    words = ["--set", f"task.data={few}", "--set", "sampling.cohort=2", "--set", "run.steps=1"]
+def test_a_sweep_evaluates_who_is_held_out_and_trains_on_everybody_in_the_end(
+    tmp_path: Path, command: Command, few: list[str]
+) -> None:
+    words = [*few, "--set", "run.steps=1"]
     code, out, err = command(
         "sweep", "retrieval/embedded", "--out", tmp_path, *words, "--seeds", "1", "--held-out", "25", "--json"
     )
@@ -258,17 +267,9 @@ def test_a_sweep_evaluates_who_is_held_out_and_trains_on_everybody_in_the_end(tm
 
 @pytest.mark.usefixtures("here")
 def test_a_cohort_of_everybody_is_refused_with_what_the_sweep_has_to_do_with_it(
-    tmp_path: Path, command: Command
+    tmp_path: Path, command: Command, few: list[str]
 ) -> None:
-    few = "{kind: embedded, documents: 4, queries_per_document: 10, households: 2}"
-    words = [
-        "--set",
-        f"task.data={few}",
-        "--set",
-        "sampling.cohort=2",
-        "--set",
-        "task.clients={kind: even, clients: 32}",
-    ]
+    words = [*few, "--set", "task.clients={kind: even, clients: 32}"]
     code, _, err = command("sweep", "retrieval/embedded", "--out", tmp_path, *words, "--seeds", "1")
     assert code == 2
     assert "clients=32" in err

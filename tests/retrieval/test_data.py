@@ -118,8 +118,10 @@ def test_the_folds_of_one_seed_test_every_row_once(tmp_path: Path) -> None:
         assert sorted([*corpus.train.texts, *corpus.test.texts]) == sorted(f"message {n}" for n in range(40))
     with pytest.raises(UserError, match=r"fold=5 .* expected 0 to 4"):
         _read(kind="sms_spam", file=path, fold=5)
+    for name in ("train.csv", "test.csv"):
+        (tmp_path / name).write_text('"1","War","somewhere"\n"2","Match","won"\n')
     with pytest.raises(UserError, match="whose test is given"):
-        _read(kind="ag_news", fold=0)
+        _read(kind="ag_news", folder=tmp_path, fold=0)
 
 
 def test_a_label_that_no_training_query_has_is_left_out_of_the_test_and_counted(tmp_path: Path) -> None:
