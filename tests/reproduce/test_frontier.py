@@ -82,6 +82,16 @@ def test_several_recipes_have_a_chart_for_each_population_and_dots_only_where_th
 
 
 @pytest.mark.usefixtures("no_figures")
+def test_recipes_that_are_far_apart_are_drawn_on_a_logarithmic_scale(tmp_path: Path) -> None:
+    far = replace(FREE, recipe="whole", values=(17.0,))  # 8.5 times the best
+    near = replace(far, values=(15.0,))
+    for other, log in ((far, True), (near, False)):
+        drawn = charts(Frontier((*FOUND.spots, other, replace(FOUND.spots[1], recipe="whole", values=other.values))))
+        assert [chart.log for chart in drawn] == [log] * len(drawn)
+        assert [chart.from_zero for chart in drawn] == [not log] * len(drawn)
+        assert draw_frontier(tmp_path / f"{log}.png", drawn).read_bytes()[1:4] == b"PNG"
+
+
 def test_the_command_trains_writes_a_page_and_goes_on_where_it_was(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

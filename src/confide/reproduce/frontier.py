@@ -40,6 +40,8 @@ from confide.runs.simulation import simulate
 EPSILONS = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.7, 8.0, 11.3, 16.0)
 """Where curves have points."""
 FACTORS = (1, 4, 16)
+_WIDE = 8
+"""Where one recipe's worst is above so many times another's best, the scale is logarithmic."""
 _DOTS = "Large dots were trained; curves follow from the noise that the planner finds."
 
 
@@ -194,19 +196,22 @@ def charts(frontier: Frontier) -> list[Chart]:
         said = f"{_DOTS} The thin line is without privacy." if free else _DOTS
         return [_chart(name, said, lines, free[0] if free else None)]
     found = []
+    values = [spot.value for spot in frontier.spots]
+    log = max(values) > _WIDE * min(values) > 0
     for factor in FACTORS:
         lines = [_planned(frontier, recipe, factor, place) for place, recipe in enumerate(frontier.recipes)]
         if factor == 1:
             lines += [_trained(frontier, recipe, place) for place, recipe in enumerate(frontier.recipes)]
         people = " or ".join(sorted({f"{spot.population * factor:,}" for spot in frontier.spots}))
         said = _DOTS if factor == 1 else "Nothing was trained with so many: curves follow from the planner's noise."
-        found.append(_chart(f"{name}, {people} users", said, lines))
+        found.append(_chart(f"{name}, {people} users", said, lines, log=log))
     return [chart for chart in found if chart.lines]
 
 
-def _chart(title: str, said: str, lines: Sequence[Line], level: float | None = None) -> Chart:
+def _chart(title: str, said: str, lines: Sequence[Line], level: float | None = None, log: bool = False) -> Chart:
     drawn = [line for line in lines if len(line.xs)]
-    return Chart(title, said, drawn, x="epsilon", log_x=True, from_zero="accuracy" not in title, level=level)
+    from_zero = "accuracy" not in title and not log
+    return Chart(title, said, drawn, x="epsilon", log_x=True, log=log, from_zero=from_zero, level=level)
 
 
 def _trained(frontier: Frontier, recipe: str, place: int | None = None) -> Line:
