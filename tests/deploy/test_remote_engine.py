@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from confide.build import make_loop, make_task
 from confide.deploy.client import OwnData, Population, TrainingClient
@@ -171,6 +173,76 @@ def test_a_run_stops_when_too_few_answer_and_goes_on_later(tiny: str, tmp_path: 
     assert folder.check_ledger(tmp_path / "run")["releases"] == 0
     folder.resume(tmp_path / "run", quiet=True, deployed=folder.Deployed(task, engine()))
     assert folder.check_ledger(tmp_path / "run")["releases"] == recipe.run.steps
+
+
+NAN: dict[str, Callable[[Parcel], Parcel]] = {
+    "update": lambda p: Parcel(p.facts, {"update": p.arrays["update"] * np.nan}),
+    "loss": lambda p: Parcel({**p.facts, "loss": float("nan")}, p.arrays),
+}
+
+
+@pytest.mark.parametrize("lies", [7, 12])
+@pytest.mark.parametrize("kind", NAN)
+def test_most_of_a_cohort_without_a_finite_update_costs_no_round(kind: str, lies: int, tiny: str) -> None:
+    """Whether a round is released must not depend on what is in the updates: noise hides only what is in the sum."""
+    recipe = load(tiny, ["run.steps=3", "sampling={kind: fixed, cohort: 12}", "privacy.accountant=rdp"])
+    loop = loop_over(recipe, engine(12, terms=Terms(deadline=60, tries=1)))
+    held, said, honest = cast(Remote, loop.engine), list[str](), list[Tensor]()
+    held.say = said.append
+    members = held.link.members  # type: ignore[attr-defined]
+
+    class Liar(TrainingClient):
+        def answer(self, asked: str, parcel: Parcel) -> Parcel:
+            made = super().answer(asked, parcel)
+            return NAN[kind](made) if asked == TRAIN else made
+
+    for node in range(100, 100 + lies):
+        members[node].__class__ = Liar
+    for node in range(100 + lies, 112):
+        inner = members[node].answer
+
+        def kept(asked: str, parcel: Parcel, inner: Any = inner) -> Parcel:
+            made: Parcel = inner(asked, parcel)
+            if asked == TRAIN:
+                honest.append(torch.from_numpy(made.arrays["update"]).clone())
+            return made
+
+        members[node].answer = kept
+    state = loop.start()
+    tally = held.train(state.parameters, np.arange(12), 0, loop.total)
+    assert (tally.users, tally.not_finite) == (12, lies)
+    assert torch.allclose(loop.total, sum(honest, torch.zeros_like(loop.total)), atol=1e-12), "weights stay 1 / 12"
+    assert sum("not finite: user" in text for text in said) == 5, "the first of them are named"
+    for _ in range(3):
+        loop.step(state)
+    assert [(entry.step, entry.attempt) for entry in loop.ledger.entries] == [(0, 0), (1, 0), (2, 0)]
+    assert bool(torch.isfinite(state.parameters).all())
+
+
+@pytest.mark.parametrize("way", ["refuses", "lost", "another size"])
+def test_a_half_that_does_not_answer_stops_a_run_unless_the_operator_asks_for_fewer(way: str, tiny: str) -> None:
+    """It can always be silent. Nothing is released of what stopped; noise and divisor cover any number of answers."""
+    recipe = load(tiny, ["run.steps=3", "sampling={kind: fixed, cohort: 12}", "privacy.accountant=rdp"])
+
+    def half(kind: str, node: int, parcel: Parcel) -> str:
+        return "" if kind != TRAIN or node > 106 or way == "another size" else way
+
+    for minimum, steps in ((0.5, 0), (0.0, 3)):
+        loop = loop_over(recipe, engine(12, half, Terms(deadline=0.5, minimum=minimum, tries=2)))
+        held, state, said = cast(Remote, loop.engine), loop.start(), list[str]()
+        held.say = said.append
+        for node, member in held.link.members.items():  # type: ignore[attr-defined]
+            if way == "another size" and node <= 106:
+                member.answer = lambda kind, parcel, inner=member.answer: (
+                    inner(kind, parcel) if kind == JOIN else Parcel(inner(kind, parcel).facts, {"update": np.zeros(1)})
+                )
+        if steps == 0:
+            with pytest.raises(Abandoned, match="5 of 12 users answered and at least 6 are needed"):
+                loop.step(state)
+        for _ in range(steps):
+            assert loop.step(state).tally.users == 5
+        assert loop.ledger.count == steps
+        assert way == "lost" or sum("node 100: " in text for text in said) == max(steps, 2), "named, at every try"
 
 
 class Killed(BaseException):

@@ -101,10 +101,6 @@ def test_an_honest_answer_is_added_as_it_is() -> None:
         ({"update": np.zeros(SIZE + 1, dtype=np.float32)}, 100, MALFORMED),
         ({"update": np.zeros((1, SIZE), dtype=np.float32)}, 100, MALFORMED),
         ({"update": [0.0] * SIZE}, 100, MALFORMED),
-        ({"update": np.full(SIZE, np.nan, dtype=np.float32)}, 100, NOT_FINITE),
-        ({"update": np.full(SIZE, -np.inf, dtype=np.float32)}, 100, NOT_FINITE),
-        ({"loss": math.nan}, 100, NOT_FINITE),
-        ({"norms": [math.inf, 0.0]}, 100, NOT_FINITE),
     ],
 )
 def test_what_does_not_belong_here_adds_nothing(changed: dict[str, Any], node: int, verdict: str) -> None:
@@ -113,6 +109,24 @@ def test_what_does_not_belong_here_adds_nothing(changed: dict[str, Any], node: i
     assert not held.sum.read().any()
     with pytest.raises(Abandoned, match="0 of 5 users answered and at least 1 are needed"):
         held.close(1)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"update": np.full(SIZE, np.nan, dtype=np.float32)},
+        {"update": np.full(SIZE, -np.inf, dtype=np.float32)},
+        {"loss": math.nan},
+        {"norms": [math.inf, 0.0]},
+    ],
+)
+def test_who_has_no_finite_update_has_answered_adds_nothing_and_is_named(changed: dict[str, Any]) -> None:
+    held, _ = make()
+    assert held.take(100, answer(**changed)) == NOT_FINITE
+    tally = held.close(1)
+    assert not held.books.total.any()
+    assert (tally.users, tally.not_finite) == (1, 1)
+    assert held.notes == ["node 100: not finite: user 0"]
 
 
 def test_a_user_without_a_finite_update_answers_where_bounds_adapt_too() -> None:

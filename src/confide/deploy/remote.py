@@ -165,9 +165,10 @@ class Remote:
         facts["population"] = len(self.books.weights)
         needed = self.terms.needed(len(cohort))
         self.hold(held, facts, {"model": central.detach().numpy()}, needed)
-        tally = held.close(needed)
-        self.report(held)
-        return tally
+        try:
+            return held.close(needed)
+        finally:
+            self.report(held)
 
     def report(self, held: Round) -> None:
         """Say what was wrong in a round."""
@@ -191,7 +192,7 @@ class Remote:
                 for user in new:
                     held.cohort[user] = self.door.users[user]
                 waiting |= self._ask_all(held, sorted(new), facts, model)
-            if not waiting and (held.counts[ACCEPTED] >= needed or held.missing <= self.door.users.keys()):
+            if not waiting and (len(held.done) >= needed or held.missing <= self.door.users.keys()):
                 return  # those who are connected have said all that they will say
             joined = False
             for event in self._pump(held.ends - time.monotonic()):

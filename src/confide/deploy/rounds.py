@@ -9,8 +9,9 @@ so whatever arrives, one user moves the sum by at most w_k C, which is what the 
 that was made before the round; an answer is added and let go, so memory does not grow with the cohort.
 
 A round closes with those who answered in time. The sum is divided by the expected cohort and gets the whole noise,
-whoever is missing: a missing user is one who sent zero, so the accounting of the whole cohort covers it. With fewer
-answers than the minimum the round is abandoned: nothing of its sum leaves this object.
+whoever is missing: a missing user is one who sent zero, so the accounting of the whole cohort covers it. A user whose
+update is not finite has answered and adds zero. With fewer answers than the minimum the round is abandoned, and nothing
+of its sum leaves this object: whether it is depends on who answered, never on what is in an update.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Round:
         self.clock, self.ends = clock, clock() + seconds
         self.tally, self.counts = Tally(), Counter[str]()
         self.done: set[int] = set()
-        """Users whose answer is in the sum."""
+        """Users who have answered."""
         self.notes: list[str] = []
         # Weights add up to 1 at most; a hundredth more, since norms reach their bound only nearly.
         self.sum = Sum(books.total, 1.01 * (rule.sensitivity + slack))
@@ -123,10 +124,10 @@ class Round:
         missing = len(self.cohort) - len(self.done)
         if missing:
             self.counts["missing"] = missing
-        if self.counts[ACCEPTED] < minimum:
+        if len(self.done) < minimum:
             self.sum.wipe()
             raise Abandoned(
-                f"step {self.call.step + 1}: {self.counts[ACCEPTED]} of {len(self.cohort)} users answered and at least "
+                f"step {self.call.step + 1}: {len(self.done)} of {len(self.cohort)} users answered and at least "
                 f"{minimum} are needed ({self.summary()}); nothing was released"
             )
         self.sum.read()
@@ -211,8 +212,8 @@ class Round:
         found = self.books.layout.norms(update) / weight  # what arrives is w_k u_k
         if not bool(torch.isfinite(found).all()) or not math.isfinite(loss) or not bool(torch.isfinite(norms).all()):
             self.tally.add(Tally(users=1, not_finite=1))
-            self.done.add(user)  # it answered; as in one process, such a user counts and adds nothing
-            return NOT_FINITE, ""
+            self.done.add(user)  # as in one process, such a user counts and adds nothing
+            return NOT_FINITE, f"user {user}"
         factors = self.rule.held(found.unsqueeze(0), self.slack)  # (1, layers)
         PlainUpdate(update, self.books.layout, found.unsqueeze(0), torch.zeros(1)).weighted_sum(
             factors, self.sum.into()
