@@ -71,11 +71,10 @@ class Local:
         return []
 
     def _answer(self, ticket: int) -> list[Event]:
-        kind, node, parcel = self.waiting[ticket]
+        kind, node, parcel = self.waiting.pop(ticket)
         end = self.fate(kind, node, parcel)
         if end == "lost":
             return []
-        del self.waiting[ticket]
         if end:
             return [Reply(ticket, node, None, end)]
         try:

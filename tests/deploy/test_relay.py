@@ -22,6 +22,7 @@ from confide.deploy.rounds import HELD
 from confide.engines.engine import Abandoned
 from confide.errors import UserError
 from confide.federated.task import Task
+from confide.privacy.budget import FILE, Budget
 from confide.privacy.plan import Plan
 from confide.recipe import Recipe, load
 from support.rehearsal import Local, engine, lenient, loop_over, run_over
@@ -91,6 +92,40 @@ def test_a_relay_waits_for_a_client_that_comes_back_where_the_server_needs_it(ti
     back.start()
     assert loop.engine.train(loop.start().parameters, np.arange(12), 0, loop.total).users == 12
     assert not back.is_alive()
+
+
+def test_a_relay_whose_clients_come_late_is_asked_again(tiny: str, tmp_path: Path) -> None:
+    recipe = load(tiny, ["sampling={kind: fixed, cohort: 12}", "privacy.accountant=rdp"])
+    said, late, below = list[str](), dict[Any, Any](), dict[NodeId, list[int]]()
+
+    def make(recipe: Recipe, task: Task, plan: Plan) -> Remote:
+        for user in range(12):
+            late[f"c{user}"], below[f"c{user}"] = client(recipe, task, [user], tmp_path / f"c{user}"), [user]
+        relay = Relay(recipe, task, Local({}), below, Terms(join=0.1), 12, said.append)
+        threading.Timer(0.5, relay.link.members.update, [late]).start()  # type: ignore[attr-defined]
+        return remote_engine(
+            recipe, task, plan, Local({"relay": relay}), {"relay": list(range(12))}, Terms(greeting=0.2, join=20)
+        )
+
+    loop = loop_over(recipe, make)
+    assert loop.step(loop.start()).tally.users == 12
+    assert [text for text in said if "waiting" in text][1:], "it has waited more than once"
+
+
+def test_a_relays_clients_are_told_of_every_start_of_the_server(tiny: str, tmp_path: Path) -> None:
+    """A client pays for every start, asked or not; one that is told of an earlier start would pay for that as well."""
+    recipe = load(tiny, ["sampling={kind: fixed, cohort: 12}", "privacy.accountant=rdp", "run.steps=3"])
+    loop = loop_over(recipe, tree(1, tmp_path))
+    link = loop.engine.link  # type: ignore[attr-defined]
+    again = loop_over(recipe, lambda recipe, task, plan: remote_engine(
+        recipe, task, plan, Local(link.members), {"relay-0": list(range(12))}, Terms(deadline=30)))  # fmt: skip
+    assert again.step(again.start()).tally.users == 12
+    for user in range(12):
+        charges = Budget.read(tmp_path / f"c{user}" / FILE).charges
+        assert [charge.count for charge in charges] == [3, 3]
+    relay: Relay = link.members["relay-0"]
+    assert relay.below is not None
+    assert relay.below.run == again.engine.run  # type: ignore[attr-defined]
 
 
 def test_a_relay_bounds_again_what_its_clients_send(tiny: str, tmp_path: Path) -> None:

@@ -404,6 +404,24 @@ def test_a_federation_may_be_larger_than_the_servers_own_corpus(tiny: str) -> No
     assert built.plan.event.population == 40
 
 
+@pytest.mark.parametrize("end", ["lost", "no memory"])
+def test_a_client_that_did_not_join_in_time_is_asked_again(end: str, tiny: str) -> None:
+    asked = list[Parcel]()
+
+    def slow(kind: str, node: int, parcel: Parcel) -> str:
+        if kind != JOIN or node != 102:
+            return ""
+        if not any(parcel is each for each in asked):
+            asked.append(parcel)
+        return end if parcel is asked[0] else ""
+
+    recipe = load(tiny, ["sampling={kind: fixed, cohort: 12}", "privacy.accountant=rdp"])
+    terms = Terms(deadline=20, minimum=1.0, tries=1, greeting=0.2)
+    loop = loop_over(recipe, engine(fate=slow, terms=terms))
+    assert loop.step(loop.start()).tally.users == 12
+    assert len(asked) == 2
+
+
 def test_a_client_that_was_started_anew_without_a_recipe_is_told_it_again(tiny: str, tmp_path: Path) -> None:
     recipe = load(tiny, ["sampling={kind: fixed, cohort: 12}", "privacy.accountant=rdp"])
     loop = loop_over(recipe, engine())

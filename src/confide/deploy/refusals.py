@@ -14,7 +14,7 @@ from confide.privacy.trust.own_noise import Spent
 TRUST, NOISE, ROUND, LIFETIME = "trust", "noise", "epsilon-round", "epsilon-lifetime"
 POPULATION, REHEARSAL, RECIPE, VERSION, OTHER_RECIPE = "population", "rehearsal", "recipe", "version", "other-recipe"
 MODEL, QUESTION, JOIN_FIRST, SPENT, DATA, FAILED = "model", "question", "join-first", "spent", "data", "failed"
-ENCODER, PEERS, ROSTER = "encoder", "peers", "roster"
+ENCODER, PEERS, ROSTER, WAITING = "encoder", "peers", "roster", "waiting"
 MEANINGS = {
     TRUST: "its policy wants another privacy.trust",
     NOISE: "its policy wants more noise",
@@ -33,6 +33,7 @@ MEANINGS = {
     JOIN_FIRST: "it was started anew and has to be asked to join first",
     SPENT: "it has given all the answers that its guarantee was made for",
     DATA: "it cannot use its data; its owner sees why",
+    WAITING: "it is a relay, and too few of its own clients are there",
     FAILED: "something went wrong there; its owner sees what",
 }
 

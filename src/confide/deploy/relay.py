@@ -77,16 +77,23 @@ class Relay:
         return self._sum(self.below, parcel)
 
     def _begin(self, population: object, run: str) -> None:
-        """Let clients in, once it is known how many users the server speaks of."""
+        """Let clients in, once it is known how many users the server speaks of; anew for every start of a run."""
         if type(population) is not int or population <= max(self.users):
             raise RefusedByClient(refusals.POPULATION, f"the server speaks of {population!r:.40} users")
-        if self.below is None or self.below.door.population != population:
+        if self.below is None or (self.below.run, self.below.door.population) != (run, population):
+            here = () if self.below is None else self.below.nodes
             plan = judge(accepting(Path()), self.recipe, population, self.layout).plan
             door = Door(self.identity, self.registry, population, self.recipe.model_dump_json())
             books = Books(self.layout, np.zeros(population), self.like)
             self.below = Remote(self.link, door, run, books, self.rule, self.terms, plan, self.say)
+            for node in here:
+                self.below.greet(node)
+        try:
             self.below.wait_for(self.first)
-        self.below.look()
+        except UserError:
+            came = f"{len(self.below.door.users)} users are here, {self.first} are wanted"
+            raise RefusedByClient(refusals.WAITING, f"{came}; the server asks again") from None
+        self.first = 0  # from now on whoever is away is missing, and nobody waits
 
     def _sum(self, below: Remote, parcel: Parcel) -> Parcel:
         facts, model = parcel.facts, parcel.arrays["model"]

@@ -54,7 +54,7 @@ class Terms:
     join: float = 600.0
     """Seconds to wait for enough clients at the start."""
     greeting: float = 600.0
-    """Seconds in which a client has to say who it is; it may have data to read first."""
+    """Seconds after which a client that has not said who it is is asked again; it may have data to read first."""
 
     def needed(self, cohort: int) -> int:
         return math.ceil(self.minimum * cohort)
@@ -122,8 +122,8 @@ class Remote:
         self.link, self.door, self.run, self.books, self.rule, self.terms = link, door, run, books, rule, terms
         self.plan = plan
         self.say = say
-        self._joining: dict[int, NodeId] = {}
-        """Tickets of nodes that were asked who they are."""
+        self._unmet: dict[NodeId, tuple[int, float]] = {}
+        """Nodes that have not said who they are: the ticket of the question, and when it is asked again."""
 
     @property
     def traits(self) -> Traits:
@@ -251,35 +251,45 @@ class Remote:
 
     def _pump(self, seconds: float) -> Iterator[Came | Reply]:
         """Replies to the questions of a round, and `Came` for each node that was let in."""
-        for event in self.link.events(seconds):
+        now = time.monotonic()
+        for node in [node for node, (_, again) in self._unmet.items() if again <= now]:
+            self.greet(node)
+        soon = min((again - now for _, again in self._unmet.values()), default=math.inf)
+        for event in self.link.events(min(seconds, soon)):
             if isinstance(event, Came):
-                self._greet(event.node)
+                self.greet(event.node)
             elif isinstance(event, Gone):
                 self.door.forget(event.node)
-            elif event.ticket in self._joining:
-                self._joining.pop(event.ticket)
+                self._unmet.pop(event.node, None)
+            elif self._unmet.get(event.node, (0, 0))[0] == event.ticket:
                 if self._met(event):
                     yield Came(event.node)
             else:
                 if event.code == JOIN_FIRST:  # started anew, so quickly that nobody saw it gone
-                    self._greet(event.node)
+                    self.greet(event.node)
                 yield event
             self.link.meter.users, self.link.meter.refused = len(self.door.users), len(self.door.refused)
 
-    def _greet(self, node: NodeId) -> None:
+    @property
+    def nodes(self) -> set[NodeId]:
+        """Everybody who is connected."""
+        return {*self.door.users.values(), *self.door.refused, *self._unmet}
+
+    def greet(self, node: NodeId) -> None:
         facts = {"run": self.run, "told": self.door.recipe, "population": self.door.population}
         question = Parcel(facts | self.door.identity.facts())
         self.door.forget(node)
-        self._joining |= dict.fromkeys(self.link.ask(JOIN, [(node, question)], self.terms.greeting), node)
+        (ticket,) = self.link.ask(JOIN, [(node, question)], self.terms.greeting)
+        self._unmet[node] = ticket, time.monotonic() + self.terms.greeting
 
     def _met(self, reply: Reply) -> bool:
         node = reply.node
         if reply.parcel is None:
-            self.say(f"node {node} did not join: {reply.error[:300]}")
+            self.say(f"node {node} did not join: {reply.error[:300]}; it is asked again later")
             return False
-        facts = reply.parcel.facts
+        del self._unmet[node]
         before = dict(self.door.users)
-        reason = self.door.answer(node, facts)
+        reason = self.door.answer(node, reply.parcel.facts)
         if reason:
             self.say(f"node {node} was refused: {str(reason)[:300]}")
             return False
