@@ -96,7 +96,7 @@ class Pair:
         if self.alarm is not None:
             self.alarm.cancel()
             self.alarm = None
-            self._no_longer_waits()
+            self.gate.waiting -= Counter([self.host])
 
     def _too_slow(self) -> None:
         self.gate.turned_away["not known in time"] += 1
@@ -114,11 +114,6 @@ class Pair:
             if side is not None:
                 side.close()
                 asyncio.get_running_loop().call_later(_LINGERS, side.abort)
-
-    def _no_longer_waits(self) -> None:
-        self.gate.waiting[self.host] -= 1
-        if not self.gate.waiting[self.host]:
-            del self.gate.waiting[self.host]
 
 
 class _Half(asyncio.Protocol):

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from socket import socket
 from typing import Any
@@ -35,7 +36,6 @@ from confide.deploy.metrics import Meter
 from confide.deploy.parcels import Parcel
 from confide.deploy.refusals import meaning
 from confide.deploy.wire import LARGEST, METHOD, SERVICE, Incoming, Malformed, frames
-from confide.errors import UserError
 from confide.privacy.trust.roster import UNSIGNED
 
 _ROOM = 256 << 20
@@ -143,19 +143,17 @@ class Hub:
         """Bytes of arrays that an answer may have; set once the model is known."""
         self.registry: dict[NodeId, Sequence[int]] | None = None
         self.roster = UNSIGNED
-        self._federation: dict[bytes, keys.Node] = {}
-        self._seen: list[tuple[int, int]] = []
         if folder is not None:
-            self._credentials = _Credentials(folder, self.meter)
-            self.registry = {}
-            self._learn()
+            self._credentials, self.registry = _credentials(folder, self.meter), {}
+            read = partial(self._read_federation, folder, self.registry)
+            self._federation = keys.Followed(read, folder / keys.FEDERATION)
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._sessions: dict[NodeId, Session] = {}
         self._tickets, self._numbers = itertools.count(1), itertools.count(1)
         self._held = 0
         self._room = Room(_ROOM)
         self._loop = asyncio.new_event_loop()
-        self._stop: asyncio.Future[None] = self._loop.create_future()
+        self._stop = asyncio.Event()
         ready: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._live, args=(listening, ready), daemon=True, name="hub")
         self._thread.start()
@@ -196,13 +194,9 @@ class Hub:
         self._loop.call_soon_threadsafe(cut)
 
     def close(self) -> None:
-        def stop() -> None:
-            if not self._stop.done():
-                self._stop.set_result(None)
-
         if self._thread.is_alive():
             with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(stop)
+                self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join(15)
 
     def _send(self, questions: Sequence[Question]) -> None:
@@ -233,7 +227,7 @@ class Hub:
         port = (
             server.add_insecure_port("127.0.0.1:0")
             if self.folder is None
-            else server.add_secure_port("127.0.0.1:0", self._credentials.made)
+            else server.add_secure_port("127.0.0.1:0", self._credentials)
         )
         await server.start()
         self.gate = Gate(Address("127.0.0.1", port), self.limits, self.meter.turned_away)
@@ -241,7 +235,7 @@ class Hub:
         watch = asyncio.create_task(self._watch())
         ready.put(None)
         try:
-            await self._stop
+            await self._stop.wait()
         finally:
             watch.cancel()
             front.close()
@@ -253,27 +247,17 @@ class Hub:
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
             self.meter.beat = time.monotonic()
-            self._learn()
+            known = {} if self.folder is None else self._federation.now()
             for session in list(self._sessions.values()):
-                if session.key is not None and session.key not in self._federation:
+                if session.key is not None and session.key not in known:
                     session.end(grpc.StatusCode.PERMISSION_DENIED, "its key was revoked")
 
-    def _learn(self) -> None:
-        """Read the federation, if its file has changed; one that cannot be read leaves the last one in force."""
-        if self.folder is None or self.registry is None:
-            return
-        try:
-            now = keys.stamps(self.folder / keys.FEDERATION)
-            if now == self._seen:
-                return
-            held = keys.read(self.folder, self.part)
-        except (UserError, OSError):
-            if not self._seen:
-                raise
-            return
-        self._seen, self._federation = now, held.by_key()
+    def _read_federation(self, folder: Path, registry: dict[NodeId, Sequence[int]]) -> dict[bytes, keys.Node]:
+        """Learn who is in it; those who are let in, by their keys."""
+        held = keys.read(folder, self.part)
         self.roster = held.roster()
-        self.registry.update({node.name: node.users for node in held.nodes})
+        registry.update({node.name: node.users for node in held.nodes})
+        return held.by_key()
 
     async def _stream(self, _: object, context: Any) -> None:
         """The life of one client's stream."""
@@ -336,8 +320,7 @@ class Hub:
             key = keys.key_of(context.auth_context()["x509_pem_cert"][0])
         except (KeyError, ValueError):
             return None, None
-        self._learn()
-        found = self._federation.get(key)
+        found = self._federation.now().get(key)
         return (None, None) if found is None else (found.name, key)
 
     async def _read(self, session: Session, context: Any) -> None:
@@ -386,28 +369,15 @@ class Hub:
             del question  # it may hold a model
 
 
-class _Credentials:
+def _credentials(folder: Path, meter: Meter) -> Any:
     """The server's certificate, read again when `confide deploy keys rotate` has changed it."""
+    key, certificate, authority = (folder / name for name in (keys.SERVER_KEY, keys.SERVER, keys.CA))
 
-    def __init__(self, folder: Path, meter: Meter) -> None:
-        self.files, self.meter = [folder / name for name in (keys.SERVER_KEY, keys.SERVER, keys.CA)], meter
-        self.seen = keys.stamps(*self.files)
-        self.made = grpc.dynamic_ssl_server_credentials(self._read(), self._changed, True)
-
-    def _read(self) -> Any:
-        key, certificate, authority = self.files
-        pair, root = keys.read_pair(key, certificate), keys.check_certificate(authority)
-        for path, found in ((certificate, keys.check_certificate(certificate)), (authority, root)):
-            self.meter.expires[path.name] = found.not_valid_after_utc.timestamp()
+    def read() -> Any:
+        pair = keys.read_pair(key, certificate)
+        for path in (certificate, authority):
+            meter.expires[path.name] = keys.check_certificate(path).not_valid_after_utc.timestamp()
         return grpc.ssl_server_certificate_configuration([pair], authority.read_bytes())
 
-    def _changed(self) -> Any:
-        """What the next handshake is to use; none if that is what the last one used."""
-        try:
-            now = keys.stamps(*self.files)
-            if now == self.seen:
-                return None
-            found, self.seen = self._read(), now
-        except (UserError, OSError):  # half of it is written, or it has expired: the last one stays
-            return None
-        return found
+    followed = keys.Followed(read, key, certificate, authority)
+    return grpc.dynamic_ssl_server_credentials(followed.last, followed.changed, True)

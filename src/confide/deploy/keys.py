@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -29,7 +29,9 @@ from confide.errors import UserError
 from confide.files import write_atomically
 from confide.privacy.trust.roster import Roster
 
+T = TypeVar("T")
 CA, CA_KEY, SERVER, SERVER_KEY, FEDERATION = "ca.pem", "ca.key", "server.pem", "server.key", "federation.json"
+_SECRET = 0o600
 _CURVE = ec.SECP256R1()  # the fastest that every TLS library knows: a server shakes thousands of hands
 
 
@@ -43,11 +45,10 @@ class Node:
     users: tuple[int, ...]
 
     @property
-    def digest(self) -> bytes | None:
-        """What names the key in a connection."""
+    def key(self) -> ec.EllipticCurvePublicKey | None:
         if self.public_key is None:
             return None
-        return _digest(_read_public(self.public_key.encode(), f"the public key of {self.name}"))
+        return _read_public(self.public_key.encode(), f"the public key of {self.name}")
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,12 @@ class Federation:
         return sum(len(node.users) for node in self.nodes)
 
     def by_key(self) -> dict[bytes, Node]:
-        return {digest: node for node in self.nodes if (digest := node.digest) is not None}
+        """The nodes that are let in, by what names their key in a connection."""
+        return {_digest(key): node for node in self.nodes if (key := node.key)}
 
     def roster(self, own: ec.EllipticCurvePrivateKey | None = None) -> Roster:
         """Who signs with which key; users of a revoked one sign nothing."""
-        keys = ((node, node.public_key) for node in self.nodes)
-        read = ((node, _read_public(key.encode(), f"the public key of {node.name}")) for node, key in keys if key)
-        return Roster({user: key for node, key in read for user in node.users}, own)
+        return Roster({user: key for node in self.nodes if (key := node.key) for user in node.users}, own)
 
     def node(self, name: str) -> Node:
         for node in self.nodes:
@@ -94,7 +94,7 @@ def make(
         raise UserError(f"--users {population} is less than --clients {clients}; every client speaks for at least one")
     folder.mkdir(parents=True, exist_ok=True)
     authority = _Authority(ec.generate_private_key(_CURVE), _named("Confide federation"))
-    _write_secret(folder / CA_KEY, _pem(authority.key))
+    write_atomically(folder / CA_KEY, _pem(authority.key), mode=_SECRET)
     authority.renew(folder, days)
     _make_server(folder, authority, hosts, days)
     nodes = []
@@ -143,7 +143,7 @@ def request(path: Path) -> Path:
     key, public = ec.generate_private_key(_CURVE), path.with_name(path.name + ".pub")
     if path.exists() or public.exists():
         raise UserError(f"{path} exists; keys are never overwritten. Choose another name")
-    _write_secret(path, _pem(key))
+    write_atomically(path, _pem(key), mode=_SECRET)
     write_atomically(public, _openssh(key.public_key()).encode() + b"\n")
     return public
 
@@ -166,20 +166,40 @@ def read(path: Path, part: bool = False) -> Federation:
     return _checked(Federation(nodes), path, part)
 
 
+class Followed(Generic[T]):
+    """What is read from some files, and read again when one of them has changed.
+
+    What cannot be read then leaves the last in force: half of it may be written, or a certificate has expired.
+    """
+
+    def __init__(self, read: Callable[[], T], *files: Path) -> None:
+        self.read, self.files = read, files
+        self.seen, self.last = stamps(*files), read()
+
+    def changed(self) -> T | None:
+        """The new content, if there is any."""
+        now = stamps(*self.files)
+        if now == self.seen:
+            return None
+        try:
+            self.last, self.seen = self.read(), now
+        except (UserError, OSError):
+            return None
+        return self.last
+
+    def now(self) -> T:
+        self.changed()
+        return self.last
+
+
 def roster_of(path: Path | None, key: Path | None) -> Callable[[], Roster]:
     """A client's roster, as its file says at the time. Without one it signs, and believes everybody."""
-    seen: tuple[list[tuple[int, int]], Roster] = [], Roster(None)
 
     def current() -> Roster:
-        nonlocal seen
-        now = stamps(*(file for file in (path, key) if file is not None))
-        if now != seen[0]:
-            own = None if key is None else read_private(key)
-            seen = now, Roster(None, own) if path is None or own is None else read(path).roster(own)
-        return seen[1]
+        own = None if key is None else read_private(key)
+        return Roster(None, own) if path is None or own is None else read(path).roster(own)
 
-    current()
-    return current
+    return Followed(current, *(file for file in (path, key) if file is not None)).now
 
 
 def stamps(*files: Path) -> list[tuple[int, int]]:
@@ -271,13 +291,10 @@ class _Authority:
 
     @staticmethod
     def read(folder: Path) -> _Authority:
-        try:
-            key = serialization.load_pem_private_key((folder / CA_KEY).read_bytes(), None)
-        except FileNotFoundError:
-            raise UserError(f"{folder / CA_KEY} is not there; put it back while a certificate is signed") from None
-        if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise UserError(f"{folder / CA_KEY} is not an elliptic-curve key")
-        return _Authority(key, x509.load_pem_x509_certificate((folder / CA).read_bytes()).subject)
+        if not (folder / CA_KEY).exists():
+            raise UserError(f"{folder / CA_KEY} is not there; put it back while a certificate is signed")
+        own = x509.load_pem_x509_certificate((folder / CA).read_bytes())
+        return _Authority(read_private(folder / CA_KEY), own.subject)
 
     def renew(self, folder: Path, days: float) -> None:
         """Write its own certificate, which lasts ten times as long as those that it signs."""
@@ -323,14 +340,14 @@ def _give(folder: Path, name: str, public: Path | None, days: float) -> str:
 def _make_client(folder: Path, authority: _Authority, name: str, days: float) -> str:
     key = ec.generate_private_key(_CURVE)
     certificate = authority.certificate(_named(name), key.public_key(), days)
-    _write_secret(folder / name, _pem(key) + certificate.public_bytes(serialization.Encoding.PEM))
+    write_atomically(folder / name, _pem(key) + certificate.public_bytes(serialization.Encoding.PEM), mode=_SECRET)
     return _openssh(key.public_key())
 
 
 def _make_server(folder: Path, authority: _Authority, hosts: Sequence[str], days: float) -> None:
     key = ec.generate_private_key(_CURVE)
     certificate = authority.certificate(_named(hosts[0]), key.public_key(), days, hosts)
-    _write_secret(folder / SERVER_KEY, _pem(key))
+    write_atomically(folder / SERVER_KEY, _pem(key), mode=_SECRET)
     write_atomically(folder / SERVER, certificate.public_bytes(serialization.Encoding.PEM))
 
 
@@ -381,14 +398,3 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def _openssh(key: ec.EllipticCurvePublicKey) -> str:
     return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
-
-
-def _write_secret(path: Path, content: bytes) -> None:
-    """Readable by its owner alone from the first byte on, and never half written."""
-    fresh = path.with_name(f"{path.name}.tmp")
-    fresh.unlink(missing_ok=True)
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from confide import __version__
@@ -21,9 +20,6 @@ from confide.deploy.told import shape_digest
 from confide.federated.parameters import Layout
 from confide.federated.task import Task
 from confide.recipe import Recipe
-
-Fact = bool | int | float | str | list[int] | list[float] | list[str]
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass
@@ -58,17 +54,13 @@ class Identity:
         return None
 
     def facts(self) -> dict[str, str]:
-        return {"version": self.version, "recipe": self.recipe, "layout": self.layout, "encoder": self.encoder}
+        return dict(vars(self))
 
 
 def identity(recipe: Recipe, task: Task, layout: Layout, like: Tensor) -> Identity:
-    encoder = task.fingerprint.get("the encoder", "")
-    return Identity(__version__, shape_digest(recipe), layout_digest(layout, like), encoder)
-
-
-def layout_digest(layout: Layout, like: Tensor) -> str:
     shape = [str(like.dtype), list(layout.names), [list(s) for s in layout.shapes]]
-    return hashlib.sha256(json.dumps(shape).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(json.dumps(shape).encode()).hexdigest()[:16]
+    return Identity(__version__, shape_digest(recipe), digest, task.fingerprint.get("the encoder", ""))
 
 
 def _short(value: object) -> str:

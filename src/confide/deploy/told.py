@@ -57,12 +57,8 @@ _LONGEST = 1 << 20
 """Characters of a recipe that a client reads."""
 
 
-def shape(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep of a recipe's document what a server may say, and drop the rest."""
-    return _kept(document, "")
-
-
-def _kept(document: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def shape(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Keep of a recipe's document, or of the section that `prefix` names, what a server may say."""
     kept: dict[str, Any] = {}
     for key, value in document.items():
         name = f"{prefix}{key}"
@@ -70,7 +66,7 @@ def _kept(document: Mapping[str, Any], prefix: str) -> dict[str, Any]:
             kept[key] = value
         elif name in _TOLD:
             # A section may also be left out by `null`, as `task.augment: null` says.
-            kept[key] = _kept(value, f"{name}.") if isinstance(value, Mapping) else None
+            kept[key] = shape(value, f"{name}.") if isinstance(value, Mapping) else None
     return kept
 
 
