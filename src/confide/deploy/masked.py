@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,13 +20,12 @@ from torch import Tensor
 from confide.deploy.parcels import Parcel
 from confide.deploy.remote import Remote
 from confide.deploy.rounds import Call
-from confide.engines.engine import Abandoned, Traits
+from confide.engines.engine import Abandoned
 from confide.federated.bounding import ROUNDING
 from confide.federated.cohort import Tally
 from confide.federated.parameters import norm
 from confide.privacy.gaussian import Address, System, grid
 from confide.privacy.mechanisms.distributed import top_up
-from confide.privacy.plan import Plan
 from confide.privacy.trust.neighbours import neighbourhood, quorum
 from confide.privacy.trust.opening import Deal, Opening, Unopened
 from confide.privacy.trust.own_noise import share_scale
@@ -46,21 +47,15 @@ _ENDS = {KEYS: 0.12, SHARES: 0.25, MASKED: 0.8, CONFIRM: 0.9, UNMASK: 1.0}
 """When an exchange ends, as a share of the deadline: whoever is silent in one leaves time for the next."""
 
 
+@dataclass(eq=False)
 class Masked(Remote):
     """As `Remote`, but nobody's update is ever in sight."""
 
-    plan: Plan
-    added: Callable[[float, int, int], float] = staticmethod(top_up)
+    added: Callable[[float, int, int], float] = top_up
     """The deviation of the server's own noise; an audit that breaks it on purpose puts another here."""
-
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
-        self.excluded = dict[int, str]()
-        """Users who did not follow the protocol, and how. They count as missing until the server is started again."""
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(repeatable=False, noisy=True, tries=self.terms.tries)
+    excluded: dict[int, str] = field(default_factory=dict)
+    """Users who did not follow the protocol, and how. They count as missing until the server is started again."""
+    noisy = True
 
     def least(self, cohort: int) -> int:
         return threshold(cohort, self.terms.needed(cohort)) if cohort else 0
@@ -136,8 +131,8 @@ class _Held:
         """Have keys made. Returns whom each user drew as its neighbours."""
         told = {"cohort": self.present, "least": self.least}
         picks = dict[int, set[int]]()
-        for user, facts in self._ask(KEYS, self.present, dict.fromkeys(self.present, told)):
-            public, drawn = facts.get("public", []), facts.get("picks", [])
+        for user, parcel in self._exchange(KEYS, dict.fromkeys(self.present, told)):
+            public, drawn = parcel.facts.get("public", []), parcel.facts.get("picks", [])
             if not _keys(public) or not _drawn(drawn, user, self.present):
                 self.engine.accuse(user, "its keys or neighbours are malformed")
             elif not self.roster.verify(user, public[2], keys_message(self.context, user, *public[:2])):
@@ -154,8 +149,8 @@ class _Held:
                 edges[other].add(user)
         told = {u: {"peers": [[v, *self.public[v]] for v in sorted(edges[u])]} for u in edges}
         deals = dict[int, Deal]()
-        for user, facts in self._ask(SHARES, sorted(edges), told):
-            deal = Deal.read(user, self.public[user][0], picks[user] & picks.keys(), facts)
+        for user, parcel in self._exchange(SHARES, told):
+            deal = Deal.read(user, self.public[user][0], picks[user] & picks.keys(), parcel.facts)
             if deal is None:
                 self.engine.accuse(user, "its shares are malformed")
             else:
@@ -169,7 +164,7 @@ class _Held:
             boxes = [[v, *deals[v].for_holder(user)] for v in sorted(peers) if user in deals[v].holders]
             told[user] = {"dealt": sorted(peers), "boxes": boxes}
         model = {"model": self.central.detach().numpy()}
-        for user, parcel in self._exchange(MASKED, sorted(deals), told, model):
+        for user, parcel in self._exchange(MASKED, told, model):
             if not opening.take(user, parcel.arrays.get("masked"), parcel.facts.get("damaged")):
                 self.engine.accuse(user, "its masked update is malformed")
         for user, deal in deals.items():
@@ -181,9 +176,9 @@ class _Held:
         """Have the list of those who arrived signed, and then shares of their secrets given."""
         arrived, signatures = sorted(opening.arrived), dict[int, bytes]()
         message = list_message(self.context, arrived)
-        for user, facts in self._ask(CONFIRM, arrived, {user: {"arrived": arrived} for user in arrived}):
-            if self.roster.verify(user, facts.get("signature"), message):
-                signatures[user] = facts["signature"]
+        for user, parcel in self._exchange(CONFIRM, {user: {"arrived": arrived} for user in arrived}):
+            if self.roster.verify(user, parcel.facts.get("signature"), message):
+                signatures[user] = parcel.facts["signature"]
             else:
                 self.engine.accuse(user, "it has not signed the list of those who arrived")
         signed = signatures.keys()
@@ -191,26 +186,21 @@ class _Held:
             u: {"signatures": [[v, signatures[v]] for v in sorted(opening.deals[u].holders) if v in signed]}
             for u in signed
         }
-        for user, facts in self._ask(UNMASK, sorted(signed), told):
-            if not opening.take_shares(user, facts.get("of"), facts.get("shares")):
+        for user, parcel in self._exchange(UNMASK, told):
+            if not opening.take_shares(user, parcel.facts.get("of"), parcel.facts.get("shares")):
                 self.engine.accuse(user, "it gives shares that were not dealt to it")
 
-    def _ask(
-        self, kind: str, users: Sequence[int], own: Mapping[int, dict[str, Any]]
-    ) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        for user, parcel in self._exchange(kind, users, own, {}):
-            yield user, parcel.facts
-
     def _exchange(
-        self, kind: str, users: Sequence[int], own: Mapping[int, dict[str, Any]], arrays: Mapping[str, Any]
+        self, kind: str, own: Mapping[int, dict[str, Any]], arrays: Mapping[str, Any] = MappingProxyType({})
     ) -> Iterator[tuple[int, Parcel]]:
-        if len(users) < self.least:
+        """Ask each user its own, with what all are told, and yield what comes in time."""
+        if len(own) < self.least:
             raise Abandoned(
-                f"step {self.step + 1}: {len(users)} of {len(self.cohort)} users are left at {kind!r} and {self.least} "
+                f"step {self.step + 1}: {len(own)} of {len(self.cohort)} users are left at {kind!r} and {self.least} "
                 "are needed; nothing was opened"
             )
         facts = self.call.facts() | {"population": len(self.engine.books.weights)}
-        parcels = {u: Parcel(facts | {"user": u} | own[u], arrays) for u in users}
+        parcels = {u: Parcel(facts | {"user": u} | own[u], arrays) for u in sorted(own)}
         ends = self.began + _ENDS[kind] * self.engine.terms.deadline
         for user, parcel in self.engine.exchange(kind, parcels, ends):
             if parcel.facts.get("nonce") == self.call.nonce and parcel.facts.get("user") == user:

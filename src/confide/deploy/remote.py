@@ -105,29 +105,28 @@ class Door:
         self.relays.discard(node)
 
 
+@dataclass(eq=False)
 class Remote:
     """The engine. `traits` tell the loop that a round is never the same twice."""
 
-    def __init__(
-        self,
-        link: Link,
-        door: Door,
-        run: str,
-        books: Books,
-        rule: Bounder,
-        terms: Terms,
-        plan: Plan,
-        say: Callable[[str], None] = to_owner,
-    ) -> None:
-        self.link, self.door, self.run, self.books, self.rule, self.terms = link, door, run, books, rule, terms
-        self.plan = plan
-        self.say = say
-        self._unmet: dict[NodeId, tuple[int, float]] = {}
-        """Nodes that have not said who they are: the ticket of the question, and when it is asked again."""
+    link: Link
+    door: Door
+    run: str
+    books: Books
+    rule: Bounder
+    terms: Terms
+    plan: Plan
+    say: Callable[[str], None] = to_owner
+    _unmet: dict[NodeId, tuple[int, float]] = field(default_factory=dict)
+    """Nodes that have not said who they are: the ticket of the question, and when it is asked again."""
 
     @property
     def traits(self) -> Traits:
-        return Traits(repeatable=False, noisy=self.plan.event.sampler == "local", tries=self.terms.tries)
+        return Traits(repeatable=False, noisy=self.noisy, tries=self.terms.tries)
+
+    @property
+    def noisy(self) -> bool:
+        return self.plan.event.sampler == "local"
 
     def gather(self, cohort: np.ndarray, step: int) -> None:
         """Wait until enough of a cohort are here. Nothing was asked or paid for when it raises `Abandoned`."""
@@ -157,10 +156,10 @@ class Remote:
     ) -> Tally:
         books = Books(self.books.layout, self.books.weights, total)
         call = Call.new(self.run, self.door.identity, step)
-        rule, vote = self.rule.at(bounds), bounds is not None
-        held = Round(
-            call, dict.fromkeys(map(int, cohort)), books, rule, self.terms.deadline, vote, self._slack(rule, total)
-        )
+        asked, rule = dict.fromkeys(map(int, cohort)), self.rule.at(bounds)
+        # Clients with noise of their own are held to the bound and what the noise can add.
+        slack = local_slack(self.plan, rule.sensitivity, total.numel()) if self.noisy else 0.0
+        held = Round(call, asked, books, rule, self.terms.deadline, bounds is not None, slack)
         facts = call.facts() | {"bounds": [] if bounds is None else bounds.tolist()}
         facts["population"] = len(self.books.weights)
         needed = self.terms.needed(len(cohort))
@@ -176,10 +175,6 @@ class Remote:
             self.say(f"step {held.call.step + 1}: cohort {len(held.cohort)}, {held.summary()}")
             for note in held.notes[:5]:
                 self.say(f"  {note}")
-
-    def _slack(self, rule: Bounder, total: Tensor) -> float:
-        """Clients with noise of their own are held to the bound and what the noise can add."""
-        return local_slack(self.plan, rule.sensitivity, total.numel()) if self.traits.noisy else 0.0
 
     def hold(self, held: Round, facts: dict[str, Any], model: Mapping[str, Any], needed: int) -> None:
         """Ask everybody who is here or comes, until all have answered or the time is over."""
