@@ -92,11 +92,8 @@ class TrainingClient:
         """`say` tells the owner what was asked for and what was refused. `roster`: whose keys its peers have."""
         parameters = task.initial_parameters()
         self.layout, like = Layout.of(parameters), flatten(parameters)
-        self.users, self.identity, self.sum = (
-            list(users),
-            identity(recipe, task, self.layout, like),
-            torch.empty_like(like),
-        )
+        self.users, self.identity = list(users), identity(recipe, task, self.layout, like)
+        self.sum = torch.empty_like(like)
         rule = bounder(recipe.bounding, self.layout)
         self.adapts = recipe.bounding.adaptive is not None  # with central trust only, as the recipe ensures
         self.recipe, self.policy, self.begins_elsewhere = recipe, policy, task.begins_elsewhere
@@ -185,9 +182,8 @@ class TrainingClient:
         tally = self._update(parcel, weight)
         loss = float("nan") if tally.not_finite else float(tally.loss)
         said: dict[str, Any] = {"loss": loss, "votes": tally.votes, "norms": tally.layer_norms}
-        if (
-            self.noise is not None and self.trust == "local"
-        ):  # norm and loss of a single user would tell what the noise hides
+        if self.noise is not None and self.trust == "local":
+            # Norm and loss of a single user would tell what the noise hides.
             said |= {"loss": 0.0, "norms": [0.0] * len(tally.layer_norms)}
             self.noise.add_local(self.sum, weight, facts["user"], int(facts["step"]))
         return Parcel(self._back(facts) | said, {"update": self.sum.numpy()})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from confide.build import RemoteEngine, make_task
 from confide.deploy import keys, refusals
 from confide.deploy.address import Access, Address
 from confide.deploy.client import OwnData, Population, TrainingClient
-from confide.deploy.gate import Limits
 from confide.deploy.link import Link, NodeId
 from confide.deploy.masked import Masked
 from confide.deploy.metrics import Meter, watched
@@ -46,7 +45,6 @@ class Hosting:
     listen: str
     keys: Path | None
     population: int | None = None
-    limits: Limits = field(default_factory=Limits)
     watch: str | None = None
     """Where `/metrics` and `/health` are, if anywhere."""
 
@@ -70,7 +68,7 @@ def serve(
     _warn(wanted, hosting)
 
     def engine(wanted: Recipe, task: Task, plan: Plan) -> Engine:
-        hub = Hub(listening, hosting.keys, hosting.limits, meter=meter)
+        hub = Hub(listening, hosting.keys, meter=meter)
         return remote_engine(wanted, task, plan, hub, hub.registry, terms, first)
 
     try:
@@ -106,7 +104,7 @@ def relay(wanted: Recipe, hosting: Hosting, access: Access, terms: Terms, first:
     registry: dict[NodeId, Sequence[int]] = {each.name: each.users for each in keys.read(hosting.keys, part=True).nodes}
     task = make_task(wanted.task, wanted.run.seed)
     listening = Address.parse(hosting.listen).listen()
-    hub = Hub(listening, hosting.keys, hosting.limits, part=True)
+    hub = Hub(listening, hosting.keys, part=True)
     try:
         with watched(hosting.watch, hub.meter):
             node.serve(access, Relay(wanted, task, hub, registry, terms, first), patience)
@@ -134,11 +132,16 @@ def remote_engine(
     del parameters, like  # clients may take hours to come
     made = kind(link, door, os.urandom(16).hex(), books, rule, terms, plan)
     try:
-        made.wait_for(first)
+        if made.wait_for(first):
+            return made
+        refused = "".join(f"; node {node} was refused: {reason}" for node, reason in door.refused.items())
+        raise UserError(
+            f"{len(door.users)} users are here after {terms.join:g} s, {first} are wanted{refused}. Start more clients "
+            "with `confide deploy client`, then this command again"
+        )
     except BaseException:
         made.close()
         raise
-    return made
 
 
 def server_task(wanted: Recipe, population: int) -> Task:
@@ -226,12 +229,14 @@ class Client:
         self.told = told
 
     def _member(self, wanted: Recipe) -> TrainingClient:
-        policy = self.policy
-        wanted = with_policy(wanted, policy)
+        """Train with the policy's data in place of the corpus, all of it one user, and with its encoder."""
+        policy, document = self.policy, wanted.model_dump(mode="json")
+        if own := own_task(policy, document["task"]):
+            wanted = with_own(document, own)
         task = make_task(wanted.task, wanted.run.seed)
         if policy.data is not None:
-            own: Any = OwnData(task, self.users[0])
-            return TrainingClient(wanted, own, self.users, policy, self.say, self.roster)
+            one: Any = OwnData(task, self.users[0])
+            return TrainingClient(wanted, one, self.users, policy, self.say, self.roster)
         unknown = [user for user in self.users if user >= len(task.examples)]
         if unknown:
             raise UserError(
@@ -239,10 +244,3 @@ class Client:
                 "of its own names them in its policy (`data`)"
             )
         return TrainingClient(wanted, task, self.users, policy, self.say, self.roster)
-
-
-def with_policy(wanted: Recipe, policy: Policy) -> Recipe:
-    """The recipe with the policy's data in place of the corpus, all of it one user, and with its encoder."""
-    document = wanted.model_dump(mode="json")
-    own = own_task(policy, document["task"])
-    return with_own(document, own) if own else wanted

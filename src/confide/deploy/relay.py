@@ -88,11 +88,9 @@ class Relay:
             self.below = Remote(self.link, door, run, books, self.rule, self.terms, plan, self.say)
             for node in here:
                 self.below.greet(node)
-        try:
-            self.below.wait_for(self.first)
-        except UserError:
+        if not self.below.wait_for(self.first):
             came = f"{len(self.below.door.users)} users are here, {self.first} are wanted"
-            raise RefusedByClient(refusals.WAITING, f"{came}; the server asks again") from None
+            raise RefusedByClient(refusals.WAITING, f"{came}; the server asks again")
         self.first = 0  # from now on whoever is away is missing, and nobody waits
 
     def _sum(self, below: Remote, parcel: Parcel) -> Parcel:

@@ -30,7 +30,6 @@ from confide.deploy.parcels import Identity, Parcel
 from confide.deploy.refusals import JOIN_FIRST, MODEL, OTHER_RECIPE, VERSION, meaning, to_owner
 from confide.deploy.rounds import ACCEPTED, Books, Call, Round
 from confide.engines.engine import Abandoned, Traits
-from confide.errors import UserError
 from confide.federated.bounding import Bounder
 from confide.federated.cohort import Tally
 from confide.privacy.plan import Plan
@@ -131,21 +130,31 @@ class Remote:
     def gather(self, cohort: np.ndarray, step: int) -> None:
         """Wait until enough of a cohort are here. Nothing was asked or paid for when it raises `Abandoned`."""
         users, needed = set(map(int, cohort)), self.least(len(cohort))
-        ends, said = time.monotonic() + self.terms.deadline, False
-        while True:
-            self.look()
-            here = len(users & self.door.users.keys())
-            if here >= needed:
-                return
+
+        def here() -> int:
+            return len(users & self.door.users.keys())
+
+        if not self._come(here, needed, self.terms.deadline, f"step {step + 1}"):
+            raise Abandoned(
+                f"step {step + 1}: {here()} of {len(users)} users are connected and at least {needed} are needed; "
+                "nobody was asked, and nothing was released"
+            )
+
+    def wait_for(self, users: int) -> bool:
+        """Until so many users are here; whether they came."""
+        return self._come(lambda: len(self.door.users), users, self.terms.join, "start")
+
+    def _come(self, here: Callable[[], int], wanted: int, seconds: float, what: str) -> bool:
+        ends, said = time.monotonic() + seconds, False
+        self.look()
+        while here() < wanted:
             if time.monotonic() >= ends:
-                raise Abandoned(
-                    f"step {step + 1}: {here} of {len(users)} users are connected and at least {needed} are needed; "
-                    "nobody was asked, and nothing was released"
-                )
+                return False
             if not said:
-                self.say(f"step {step + 1}: waiting for clients, {here} of {len(users)} users are connected")
+                self.say(f"{what}: waiting for clients, {here()} users are connected and {wanted} are needed")
                 said = True
             self.look(ends - time.monotonic())
+        return True
 
     def least(self, cohort: int) -> int:
         """How many of a cohort have to answer."""
@@ -294,22 +303,6 @@ class Remote:
             self.door.forget(other)
         self.say(f"node {node} joined for users {_listed(sorted(own))}")
         return True
-
-    def wait_for(self, users: int) -> None:
-        """Until so many users are here."""
-        ends, said = time.monotonic() + self.terms.join, False
-        self.look()
-        while len(self.door.users) < users:
-            if not said:
-                self.say(f"waiting for clients: {len(self.door.users)} users here, {users} wanted")
-                said = True
-            if time.monotonic() > ends:
-                refused = "".join(f"; node {n} was refused: {r}" for n, r in self.door.refused.items())
-                raise UserError(
-                    f"{len(self.door.users)} users are here after {self.terms.join:g} s, {users} are wanted{refused}. "
-                    "Start more clients with `confide deploy client`, then this command again"
-                )
-            self.look(ends - time.monotonic())
 
     def close(self) -> None:
         self.link.close()

@@ -108,16 +108,17 @@ class Round:
             verdict, note = self._judge(node, parcel)
         except Exception as error:  # an answer in a form that nobody thought of is malformed, never a reason to stop
             verdict, note = MALFORMED, f"{type(error).__name__}: {error}"
-        self.counts[verdict] += 1
-        if note and len(self.notes) < 20:
-            self.notes.append(f"node {node}: {verdict}: {note}"[:300])
+        self._count(verdict, node, note and f"{verdict}: {note}")
         return verdict
 
     def miss(self, node: NodeId, reason: str) -> None:
         """Somebody said that no answer will come."""
-        self.counts[FAILED] += 1
-        if len(self.notes) < 20:
-            self.notes.append(f"node {node}: {reason}"[:300])
+        self._count(FAILED, node, reason)
+
+    def _count(self, verdict: str, node: NodeId, note: str) -> None:
+        self.counts[verdict] += 1
+        if note and len(self.notes) < 20:
+            self.notes.append(f"node {node}: {note}"[:300])
 
     def close(self, minimum: int) -> Tally:
         """The sums of those who answered. Raises `Abandoned` for fewer than `minimum`, with the sum wiped."""
@@ -138,36 +139,28 @@ class Round:
 
     def _judge(self, node: NodeId, parcel: Parcel) -> tuple[str, str]:
         facts = parcel.facts
-        if facts.get("run") != self.call.run or facts.get("nonce") != self.call.nonce:
-            return OTHER_ROUND, ""
-        if facts.get("step") != self.call.step:
+        if any(facts.get(name) != getattr(self.call, name) for name in ("run", "nonce", "step")):
             return OTHER_ROUND, ""
         differs = self.call.identity.differs(facts)
         if differs:
             return OTHER_CLIENT, differs[1]
-        if "users" in facts:
-            return self._judge_sum(node, parcel)
-        user = facts.get("user")
-        if type(user) is not int or user not in self.cohort or self.cohort[user] != node:
-            return STRANGER, f"user {user!r}"
-        if user in self.done:
-            return TWICE, ""
-        if self.clock() >= self.ends:
-            return LATE, ""
-        said = self._said(parcel)
-        if isinstance(said, str):
-            return MALFORMED, said
-        return self._add(user, *said)
-
-    def _judge_sum(self, node: NodeId, parcel: Parcel) -> tuple[str, str]:
-        """Add what a relay has added up, if no user in it could make it so long."""
-        users, found = parcel.facts["users"], parcel.arrays.get("sum")
-        if not isinstance(users, list) or any(self.cohort.get(user) != node for user in users):
+        users = facts["users"] if "users" in facts else [facts.get("user")]  # a relay answers for several
+        if not isinstance(users, list) or any(type(u) is not int or self.cohort.get(u) != node for u in users):
             return STRANGER, f"users {users!r:.80}"
         if len(set(users)) < len(users) or self.done & set(users):
             return TWICE, ""
         if self.clock() >= self.ends:
             return LATE, ""
+        if "users" in facts:
+            return self._add_sum(users, parcel)
+        said = self._said(parcel)
+        if isinstance(said, str):
+            return MALFORMED, said
+        return self._add(users[0], *said)
+
+    def _add_sum(self, users: list[int], parcel: Parcel) -> tuple[str, str]:
+        """Add what a relay has added up, if no user in it could make it so long."""
+        found = parcel.arrays.get("sum")
         if not isinstance(found, np.ndarray) or found.dtype != self.sum.kind or found.shape != self.books.total.shape:
             return MALFORMED, "no array of the sum"
         length, most = self.sum.length(found), self.rule.sensitivity * float(self.books.weights[users].sum())
