@@ -153,13 +153,9 @@ class Hub:
         self._held = 0
         self._room = Room(_ROOM)
         self._loop = asyncio.new_event_loop()
-        self._stop = asyncio.Event()
-        ready: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._live, args=(listening, ready), daemon=True, name="hub")
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="hub")
         self._thread.start()
-        failed = ready.get()
-        if failed is not None:
-            raise failed
+        asyncio.run_coroutine_threadsafe(self._begin(listening), self._loop).result()
 
     def ask(self, kind: str, parcels: Sequence[tuple[NodeId, Parcel]], seconds: float) -> list[int]:
         ends = time.monotonic() + seconds
@@ -195,9 +191,10 @@ class Hub:
 
     def close(self) -> None:
         if self._thread.is_alive():
-            with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._stop.set)
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop)
             self._thread.join(15)
+            with suppress(RuntimeError):  # it still runs
+                self._loop.close()
 
     def _send(self, questions: Sequence[Question]) -> None:
         for question in questions:
@@ -210,37 +207,27 @@ class Hub:
             session.open[question.ticket] = question
             session.questions.put_nowait(question)
 
-    def _live(self, listening: socket, ready: queue.SimpleQueue[BaseException | None]) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_until_complete(self._serve(listening, ready))
-        except BaseException as error:
-            ready.put(error)
-        finally:
-            self._loop.close()
-
-    async def _serve(self, listening: socket, ready: queue.SimpleQueue[BaseException | None]) -> None:
-        server = grpc.aio.server(options=_SERVER_OPTIONS)
+    async def _begin(self, listening: socket) -> None:
+        self._server = grpc.aio.server(options=_SERVER_OPTIONS)
         handler = grpc.stream_stream_rpc_method_handler(self._stream)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
         # gRPC itself listens for this machine alone, behind the gate.
         port = (
-            server.add_insecure_port("127.0.0.1:0")
+            self._server.add_insecure_port("127.0.0.1:0")
             if self.folder is None
-            else server.add_secure_port("127.0.0.1:0", self._credentials)
+            else self._server.add_secure_port("127.0.0.1:0", self._credentials)
         )
-        await server.start()
+        await self._server.start()
         self.gate = Gate(Address("127.0.0.1", port), self.limits, self.meter.turned_away)
-        front = await self._loop.create_server(self.gate.take, sock=listening, backlog=1024)
-        watch = asyncio.create_task(self._watch())
-        ready.put(None)
-        try:
-            await self._stop.wait()
-        finally:
-            watch.cancel()
-            front.close()
-            await server.stop(0.2)
-            self.gate.close()
+        self._front = await self._loop.create_server(self.gate.take, sock=listening, backlog=1024)
+        self._watching = asyncio.create_task(self._watch())
+
+    async def _end(self) -> None:
+        self._watching.cancel()
+        self._front.close()
+        await self._server.stop(0.2)
+        self.gate.close()
+        self._loop.stop()
 
     async def _watch(self) -> None:
         """Cut those whose key was revoked or rotated."""
