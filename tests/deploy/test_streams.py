@@ -68,6 +68,16 @@ def test_a_client_that_cannot_reach_its_server_says_why_and_says_it_once(tmp_pat
     assert "refused" in said[0]
 
 
+def test_a_hub_that_closes_ends_its_streams_before_its_loop(tmp_path: Path) -> None:
+    """Else each stream ends with a traceback on the server's standard error."""
+    with Streams(tmp_path, 3) as here:
+        for number in range(3):
+            here.start(f"client-{number}")
+        here.hub.close()
+        assert not asyncio.all_tasks(here.hub._loop)
+        assert here.hub._loop.is_closed()
+
+
 def test_a_late_answer_to_a_question_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     late = threading.Event()
     monkeypatch.setattr(Echo, "answer", lambda self, kind, parcel: late.wait(20) and parcel)

@@ -227,6 +227,9 @@ class Hub:
         self._front.close()
         await self._server.stop(0.2)
         self.gate.close()
+        left = asyncio.all_tasks() - {asyncio.current_task()}  # streams that were cut, on their way out
+        if left:
+            await asyncio.wait(left, timeout=5)
         self._loop.stop()
 
     async def _watch(self) -> None:
