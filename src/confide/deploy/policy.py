@@ -74,20 +74,14 @@ class Policy(Section):
     def resolved(self, folder: Path) -> Policy:
         """Read relative paths as relative to the policy's own folder."""
 
-        def place(path: Path | None) -> Path | None:
-            return None if path is None else folder / path.expanduser()
+        def placed(section: Section) -> dict[str, Any]:
+            return {name: folder / value.expanduser() for name, value in section if isinstance(value, Path)}
 
-        data: FolderSettings | TableSettings | None = self.data
-        if isinstance(data, FolderSettings):
-            data = data.model_copy(update={"folder": place(data.folder)})
-        elif isinstance(data, TableSettings):
-            data = data.model_copy(
-                update={name: place(getattr(data, name)) for name in ("queries", "documents", "test")}
-            )
-        here: dict[str, Any] = {"data": data, "cache": place(self.cache), "state": place(self.state)}
-        here["roster"] = place(self.roster)
+        here = placed(self)
+        if self.data is not None:
+            here["data"] = self.data.model_copy(update=placed(self.data))
         if self.encoder is not None and self.encoder.startswith((".", "~")):
-            here["encoder"] = str(place(Path(self.encoder)))
+            here["encoder"] = str(folder / Path(self.encoder).expanduser())
         return self.model_copy(update=here)
 
     def check_server(self, address: str, authority: str | None) -> None:

@@ -63,7 +63,7 @@ class Call:
 
 @dataclass
 class Books:
-    """What a round adds to, made once for all rounds."""
+    """What a round adds to."""
 
     layout: Layout
     weights: np.ndarray  # (population,) float64
