@@ -134,7 +134,7 @@ def measure(rounds: int, start: Callable[..., Any], place: Path, kinds: bool = T
     keys.make(folder, 5, ["127.0.0.1"])
     if kinds:  # a key of another authority, one that no list has, and the server's own as if it were a client's
         keys.make(place / "strange", 1, ["127.0.0.1"])
-        keys._make_client(folder, keys._Authority.read(folder), "unknown", 1)
+        keys._give(folder, keys._Authority.read(folder), "unknown", None, 1)
         (folder / "both.pem").write_bytes((folder / keys.SERVER_KEY).read_bytes() + (folder / keys.SERVER).read_bytes())
     here, there = multiprocessing.Pipe()
     server = start(target=serve, args=(wanted, folder, there), daemon=True)

@@ -99,7 +99,7 @@ def make(
     _make_server(folder, authority, hosts, days)
     nodes = []
     for number in range(clients):
-        public = _make_client(folder, authority, f"client-{number}", days)
+        public = _give(folder, authority, f"client-{number}", None, days)
         nodes.append(Node(f"client-{number}", public, tuple(range(first + number, first + population, clients))))
     return _write(folder, Federation(tuple(nodes)))
 
@@ -109,7 +109,7 @@ def add(folder: Path, name: str, users: Sequence[int], public: Path | None = Non
     held = read(folder)
     if any(node.name == name for node in held.nodes):
         raise UserError(f"{name} is there already; `confide deploy keys rotate {folder} {name}` gives it another key")
-    node = Node(name, _give(folder, name, public, days), tuple(users))
+    node = Node(name, _give(folder, _Authority.read(folder), name, public, days), tuple(users))
     _write(folder, _checked(Federation((*held.nodes, node)), folder / FEDERATION))
     return node
 
@@ -128,8 +128,8 @@ def rotate(folder: Path, name: str, public: Path | None = None, days: float = 90
         _make_server(folder, _Authority.read(folder), [str(each.value) for each in names], days)
         return
     held = read(folder)
-    node = held.node(name)
-    _write(folder, held.with_node(replace(node, public_key=_give(folder, name, public, days))))
+    node, given = held.node(name), _give(folder, _Authority.read(folder), name, public, days)
+    _write(folder, held.with_node(replace(node, public_key=given)))
 
 
 def revoke(folder: Path, name: str) -> None:
@@ -298,13 +298,12 @@ class _Authority:
 
     def renew(self, folder: Path, days: float) -> None:
         """Write its own certificate, which lasts ten times as long as those that it signs."""
-        own = self.certificate(self.name, self.key.public_key(), 10 * days)
-        write_atomically(folder / CA, own.public_bytes(serialization.Encoding.PEM))
+        write_atomically(folder / CA, self.certificate(self.name, self.key.public_key(), 10 * days))
 
     def certificate(
         self, subject: x509.Name, public: ec.EllipticCurvePublicKey, days: float, hosts: Sequence[str] | None = None
-    ) -> x509.Certificate:
-        """The authority's own for its own key, a server's where there are hosts, a client's otherwise."""
+    ) -> bytes:
+        """In PEM form: the authority's own for its own key, a server's where there are hosts, a client's otherwise."""
         own, ends = public == self.key.public_key(), datetime.now(UTC) + timedelta(days=days)
         # A day ago, since clocks of other machines may be hours behind.
         begins = min(datetime.now(UTC) - timedelta(days=1), ends - timedelta(minutes=1))
@@ -320,35 +319,29 @@ class _Authority:
             made = made.add_extension(x509.ExtendedKeyUsage([what]), critical=False)
         if hosts is not None:
             made = made.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
-        return made.sign(self.key, hashes.SHA256())
+        return made.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
-def _give(folder: Path, name: str, public: Path | None, days: float) -> str:
+def _give(folder: Path, authority: _Authority, name: str, public: Path | None, days: float) -> str:
     """A certificate for a client's own public key, or a new file with key and certificate; returns the public key."""
-    authority = _Authority.read(folder)
     if public is None:
-        return _make_client(folder, authority, name, days)
+        own = ec.generate_private_key(_CURVE)
+        content = _pem(own) + authority.certificate(_named(name), own.public_key(), days)
+        write_atomically(folder / name, content, mode=_SECRET)
+        return _openssh(own.public_key())
     try:
         key = _read_public(public.read_bytes(), str(public))
     except FileNotFoundError:
         raise UserError(f"{public} does not exist; `confide deploy keys request` makes it on the client") from None
-    content = authority.certificate(_named(name), key, days).public_bytes(serialization.Encoding.PEM)
-    write_atomically(folder / f"{name}.pem", content)
+    write_atomically(folder / f"{name}.pem", authority.certificate(_named(name), key, days))
     return _openssh(key)
-
-
-def _make_client(folder: Path, authority: _Authority, name: str, days: float) -> str:
-    key = ec.generate_private_key(_CURVE)
-    certificate = authority.certificate(_named(name), key.public_key(), days)
-    write_atomically(folder / name, _pem(key) + certificate.public_bytes(serialization.Encoding.PEM), mode=_SECRET)
-    return _openssh(key.public_key())
 
 
 def _make_server(folder: Path, authority: _Authority, hosts: Sequence[str], days: float) -> None:
     key = ec.generate_private_key(_CURVE)
     certificate = authority.certificate(_named(hosts[0]), key.public_key(), days, hosts)
     write_atomically(folder / SERVER_KEY, _pem(key), mode=_SECRET)
-    write_atomically(folder / SERVER, certificate.public_bytes(serialization.Encoding.PEM))
+    write_atomically(folder / SERVER, certificate)
 
 
 def _write(folder: Path, made: Federation) -> Federation:
