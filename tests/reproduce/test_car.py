@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from confide.build import make_task
 from confide.errors import UserError
 from confide.recipe import Recipe, load
 from confide.reproduce import car, car_claims, car_tables, grid
@@ -54,7 +56,7 @@ def test_the_tables_have_the_papers_rows_and_every_recipe_is_valid() -> None:
     assert [cell.paper for cell in car_tables.figure2()] == [12.36, 96.79, 97.02, 99.95]
     assert [cell.paper for cell in car_tables.table1()] == [97.02, 97.24, None, 91.96, 99.95, 99.50, 99.64]
     assert len(car_tables.table2()) == 10
-    assert [cell.paper for cell in car_tables.table3()] == [94.18, None, 93.39, 92.92]
+    assert [cell.paper for cell in car_tables.table3()] == [94.18, None, 93.39, 92.92, None]
     for table in car_tables.TABLES.values():
         for cell in table():
             rate = cell.rates[0] if cell.rates else None
@@ -177,3 +179,37 @@ def test_ways_are_compared_fold_by_fold() -> None:
     ahead, level = found[0], car_claims.paired("", [81.0, 90.0, 99.0], [80.0, 90.0, 99.0])
     assert (ahead["value"], ahead["threshold"], ahead["holds"]) == (1.67, 0.67, True)
     assert (level["value"], level["holds"]) == (0.33, False)
+
+
+def test_table_3_compares_clients_with_the_first_row_alone_and_a_warm_up_with_none() -> None:
+    rows: list[dict[str, Any]] = [
+        {"clients": clients, "noise": noise, "scenario": name, "accuracy": 87.0, "each": each}
+        for name, clients, noise, each in (
+            ("central", 1, "none", "87"), ("deeper", 1, "none", "87"), ("FL", 3, "none", "87"),
+            ("warm", 3, "adaptive", "84 85 86"), ("cold", 3, "adaptive", "80 82 82"),
+        )
+    ]  # fmt: skip
+    seconds = ((6.0, 6.0), (60.0, 60.0), (6.0, 2.5), (6.0, 3.0), (6.0, 3.0))
+    car._add_speed_ups(rows, [[{"seconds": whole, "at_once": at_once}] for whole, at_once in seconds])
+    assert [row["speed_up"] for row in rows] == ["", "", 2.4, 2.0, 2.0]
+    found = car_claims.claims_of("table3", rows)
+    assert [(one["value"], one["holds"]) for one in found[2:]] == [(2.4, True), (3.67, True)]
+    rows[3]["each"] = "84 81 83"
+    assert not car_claims.claims_of("table3", rows)[-1]["holds"]
+
+
+def test_only_the_adapter_of_a_random_start_is_another(base: str, tmp_path: Path) -> None:
+    plain = load(base, ["task.method=adapter_head"])
+    begun = make_task(car._begin_at_random(plain, tmp_path).task, 0).starting_parameters()
+    fresh = make_task(plain.task, 0).starting_parameters()
+    assert [name for name in fresh if not torch.equal(fresh[name], begun[name])] == ["adapter"]
+    lengths = begun["adapter"].norm(dim=0)
+    assert 0.7 < float(lengths.mean()) < 1.3, "a column of the identity has the length 1"
+
+
+def test_steps_are_counted_to_the_first_that_reaches_the_goal() -> None:
+    assert car._steps_to([(1, 90.0), (2, 95.0), (3, 94.0)], 95.0) == 2
+    assert car._steps_to([(1, 90.0), (2, 94.9)], 95.0) == 3
+    rows = [{"adapter": name, "steps": steps} for name, steps in (("identity", "2 3 2"), ("random", "5 6 6"))]
+    assert [(one["value"], one["holds"]) for one in car_claims.claims_of("start", rows)] == [(3.33, True)]
+    assert not car_claims.claims_of("start", rows[::-1])[0]["holds"]

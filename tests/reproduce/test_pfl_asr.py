@@ -14,7 +14,10 @@ from confide.errors import UserError
 from confide.reproduce import pfl_asr, speech_claims, speech_tables
 
 Command = Callable[..., tuple[int, str, str]]
-OURS = {"imbalance", "groups", "bounds", "transfer", "pretrained", "weighted", "figure13"}
+OURS = {
+    "imbalance", "groups", "bounds", "transfer", "pretrained", "weighted", "figure13", "optimisers", "product", "local",
+    "central", "precision",
+}  # fmt: skip
 """Tables that the paper does not have, or has only as a figure without numbers."""
 VOICES = "{kind: synthetic, speakers: 4, utterances: 3, sentences: digits, digits: [1, 2]"
 SMALL = f"""\
@@ -251,3 +254,27 @@ def test_unknown_tables_and_corpora_are_refused(command: Command, tmp_path: Path
     with pytest.raises(UserError, match="audiomnist"):
         pfl_asr.reproduce("table1", tmp_path, "digits", 1, 1)
     assert command("reproduce", "pfl-asr/table2", "--out", tmp_path / "x")[0] == 2
+
+
+def test_what_is_not_ahead_and_what_dominates_is_read_from_the_right_rows() -> None:
+    def row(wer: float, norms: float = 1.0) -> dict[str, Any]:
+        return {"wer": wer, "deviation": 1.0, "runs": 3, "norms": norms}
+
+    def held(what: str, *rows: dict[str, Any]) -> list[bool]:
+        return [one["holds"] for one in speech_claims.claims_of(what, list(rows))]
+
+    assert held("local", row(60), row(70), row(59)) == [True, True, True]
+    assert held("local", row(60), row(50), row(70)) == [False, False, False]
+    assert held("product", row(35), row(60), row(36), row(20)) == [False, True, False]
+    assert held("central", row(50, 2.0), row(90, 0.5)) == [True, True]
+    assert held("central", row(50, 0.5), row(90, 2.0)) == [False, False]
+    assert held("precision", row(20), row(23)) == [False]
+
+
+def test_half_of_the_bound_and_the_same_c_sigma_is_the_same_noise() -> None:
+    whole, alike, *_ = (
+        recipe.load("speech/digits/federated", [*cell.changes]) for cell in speech_tables.TABLES["product"]()
+    )
+    noise = [found.privacy.noise_scale * found.bounding.bound for found in (whole, alike)]  # type: ignore[operator]
+    assert noise[0] == pytest.approx(noise[1])
+    assert whole.bounding.bound == 2 * alike.bounding.bound  # type: ignore[operator]

@@ -21,9 +21,10 @@ def reproduce(
             "table6 (IID), table7 (LayerNorm), table8 (optimisers), table13 (FedProx), table15 (seed quality), "
             "table21 (sizes), figure5 (norms), figure13 (norms over steps), imbalance (constructed starts), groups "
             "(noise on some tensors), weighted (bound for MLPs), bounds (C), clients (IID, FedProx), transfer (rates), "
-            "starts (imbalance of models), pretrained (LoRA by rule); or car/ with figure2 (four combinations), table1 "
-            "(FL, DP), table2 (clients), table3 (AG News), figure7 (arXiv), folds and folds-arxiv (figure2 over "
-            "--seeds folds)."
+            "starts (imbalance of models), pretrained (LoRA by rule), optimisers (LAMB, Adam under noise), product (C "
+            "times sigma), local (how much users train), central (gradients of central training), precision "
+            "(bfloat16); or car/ with figure2 (four combinations), table1 (FL, DP), table2 (clients), table3 (AG "
+            "News), figure7 (arXiv), start (of the adapter), folds and folds-arxiv (figure2 over --seeds folds)."
         ),
     ],
     dataset: Annotated[

@@ -32,6 +32,12 @@ def level(what: str, one: Row, other: Row) -> dict[str, Any]:
     return claim(what, round(points, 2), round(clear, 2), points <= clear)
 
 
+def not_ahead(what: str, one: Row, other: Row) -> dict[str, Any]:
+    """That one cell does not have clearly fewer errors than the other: by how many points, and how many are clear."""
+    gained, clear = other["wer"] - one["wer"], spread(one, other)
+    return claim(what, round(gained, 2), round(clear, 2), gained <= clear)
+
+
 def spread(one: Row, other: Row, deviation: str = "deviation") -> float:
     """Twice the standard error of the difference of two cells."""
     if "" in (one[deviation], other[deviation]):
@@ -138,6 +144,45 @@ def _clients(rows: list[Row]) -> Claims:
     ]
 
 
+def _optimisers(rows: list[Row]) -> Claims:
+    cell = {(row["noise"], row["clipping"], row["optimiser"]): row for row in rows}
+    return [
+        ahead(f"{rule}: LAMB is ahead of Adam at noise {s:g}", cell[s, rule, "lamb"], cell[s, rule, "adam"])
+        for s, rule in dict.fromkeys(key[:2] for key in cell)
+    ]
+
+
+def _product(rows: list[Row]) -> Claims:
+    whole, noise, both, words = rows
+    return [
+        level("half of C and twice sigma (the same C sigma) are level with C = 0.01", noise, whole),
+        level("half of C and the same sigma (half of both, in the same unit) are level with C = 0.01", both, whole),
+        level("half of C and half of sigma (the paper's example) are level with C = 0.01", words, whole),
+    ]
+
+
+def _local(rows: list[Row]) -> Claims:
+    epochs, steps, free = rows
+    return [
+        ahead("ten local epochs are ahead of ten local steps", epochs, steps),
+        not_ahead("ten local steps are not ahead of ten local epochs", steps, epochs),
+        not_ahead("normalised updates are not ahead of updates as they are", epochs, free),
+    ]
+
+
+def _central(rows: list[Row]) -> Claims:
+    seed, fresh = (float(row["norms"]) for row in rows)
+    words = "norms of LayerNorms' gradients over those of the attention in central training"
+    return [
+        claim(f"{words}: LayerNorms dominate from the seed", seed, 1.0, seed > 1),
+        claim(f"{words}: LayerNorms do not dominate from scratch", fresh, 1.0, fresh < 1),
+    ]
+
+
+def _precision(rows: list[Row]) -> Claims:
+    return [level("bfloat16 and float32 are level", rows[1], rows[0])]
+
+
 def _table6(rows: list[Row]) -> Claims:
     cell = {(row["seed"], row["cohort"], row["users"]): row for row in rows}
     return [
@@ -194,12 +239,8 @@ def _transfer(rows: list[Row]) -> Claims:
 
 def _weighted(rows: list[Row]) -> Claims:
     cell = {row["beta"]: row for row in rows}
-    found = []
-    for beta in (beta for beta in cell if beta != 1):
-        gained, clear = cell[1.0]["wer"] - cell[beta]["wer"], spread(cell[1.0], cell[beta])
-        what = f"{beta:g} times the share of the bound for the MLPs is not ahead of the split by dimension"
-        found.append(claim(what, round(gained, 2), round(clear, 2), gained <= clear))
-    return found
+    words = "times the share of the bound for the MLPs is not ahead of the split by dimension"
+    return [not_ahead(f"{beta:g} {words}", cell[beta], cell[1.0]) for beta in cell if beta != 1]
 
 
 def _figure13(rows: list[Row]) -> Claims:
@@ -245,7 +286,8 @@ _CLAIMS: dict[str, Callable[[list[Row]], Claims]] = {
     "table1": _table1, "imbalance": _imbalance, "table4": _table4, "table15": _table15, "table8": _table8,
     "table21": _table21, "groups": _groups, "bounds": _bounds, "clients": _clients, "transfer": _transfer,
     "table6": _table6, "table7": _table7, "table13": _table13, "pretrained": _pretrained,
-    "weighted": _weighted, "figure13": _figure13,
+    "weighted": _weighted, "figure13": _figure13, "optimisers": _optimisers, "product": _product, "local": _local,
+    "central": _central, "precision": _precision,
 }  # fmt: skip
 
 

@@ -29,7 +29,15 @@ LARS_SEEDS = {"seed-lars": 1, "seed-lars-long": 3}
 """Seeds by LARS at the paper's rate, and how many times as long as ours they are trained."""
 SMALL = ("sampling.cohort=6", "run.steps=40", "evaluation.every=40")
 """A cell of some twelve processor seconds: 40 steps of 6 users who take three local steps each."""
+DRIFT = (
+    "sampling.cohort=4", "local={epochs: 10, learning_rate: 0.5, batch_seconds: 12, gradient_clip: 1.0}",
+    "run.steps=15", "evaluation.every=15", "final={kind: last}",
+    "central={kind: lamb, learning_rate: 0.04, bias_correction: true}",
+)  # fmt: skip
+"""Where users drift: ten local epochs, cohorts of 4, few steps."""
 XI = 1e-6
+PAPERS_XI = "central.epsilon=2.4e-5"
+"""At the place that it has against the coordinates of the paper's updates at C = 1e-2."""
 GROUP_NOISE = 1e-2
 LORA_NOISE = 5e-3
 TRANSFER = {"lamb": (0.01, 0.03, 0.09), "adam": (0.006, 0.018, 0.054), "lars": (10.0, 30.0, 90.0)}
@@ -234,8 +242,66 @@ def bounds() -> list[Cell]:
         for rule, found in (("global", ("1e-4", "1e-3", "0.01", "0.1", "1.0")), ("dim", ("1e-4", "0.01", "1.0")))
         for bound in found
     ]
-    # xi is at the place that it has against the coordinates of the paper's updates at C = 1e-2
-    return [replace(cell, changes=(*cell.changes, "central.epsilon=2.4e-5")) for cell in cells]
+    return [replace(cell, changes=(*cell.changes, PAPERS_XI)) for cell in cells]
+
+
+def optimisers() -> list[Cell]:
+    """LAMB and Adam as central optimisers under noise (section 3), each at its best rate of three in each cell."""
+    rates = {"lamb": (0.01, 0.02, 0.04), "adam": (0.002, 0.004, 0.008)}
+    return [
+        Cell({"noise": s, "clipping": rule, "optimiser": kind}, (*SMALL, CLIPPING[rule], *noisy(s)), SEED, "",
+             _rates(kind, own))
+        for s, rule, (kind, own) in product((3e-3, GROUP_NOISE), ("global", "dim"), rates.items())
+    ]  # fmt: skip
+
+
+def product_of_bound_and_noise() -> list[Cell]:
+    """Half the bound with twice the noise, with the same and with half of it (appendix H.3); noise is in units of C.
+
+    The paper says that models are alike as long as C times sigma is, and has half of both as its example. Noise has
+    the deviation C sigma, so the first keeps the noise, the second the noise beside the signal, the third neither.
+    """
+    kinds = (("0.01", 1), ("0.005", 2), ("0.005", 1), ("0.005", 0.5))
+    return [
+        Cell({"C": bound, "sigma": times * GROUP_NOISE},
+             (*SMALL, CLIPPING["global"].replace("0.01", bound), *noisy(times * GROUP_NOISE), PAPERS_XI))
+        for bound, times in kinds
+    ]  # fmt: skip
+
+
+def local() -> list[Cell]:
+    """Ten epochs against ten steps, and updates that are bounded against updates as they are, where users drift.
+
+    C is so small that it shortens every update, so these are normalised (appendices G.7 and H.2).
+    """
+    rest = "learning_rate: 0.5, batch_seconds: 12, gradient_clip: 1.0}"
+    kinds = {
+        ("10 epochs", "normalised"): (),
+        ("10 steps", "normalised"): (f"local={{steps: 10, {rest}",),
+        ("10 epochs", "as they are"): ("bounding={rule: none}",),
+    }
+    return [
+        Cell({"local": work, "updates": kind}, (*DRIFT, "task.users=speakers", "local.proximal=0.0", *changes), FRESH)
+        for (work, kind), changes in kinds.items()
+    ]
+
+
+def central() -> list[Cell]:
+    """Gradients of central training by kind of tensor, from the seed and from nothing, by LARS (Figures 8 and 9).
+
+    The users' speech is pooled, and each of two turns takes one batch of it and sends its gradient, as the seed's does.
+    """
+    pooled = ("task.pool=2", "sampling={kind: fixed, cohort: 2}", "bounding={rule: none}", "run.steps=60",
+              "local={steps: 1, learning_rate: 1.0, batch_seconds: 30}", "evaluation.every=6", "final={kind: last}",
+              "central={kind: lars, learning_rate: 0.5}")  # fmt: skip
+    return [Cell({"seed": start}, pooled, start) for start in (SEED, FRESH)]
+
+
+def precision() -> list[Cell]:
+    """bfloat16 and float32 (appendix H.3)."""
+    model = "task.model={{preset: tiny, cape_shift: 0.5{}}}"
+    kinds = {"float32": "", "bfloat16": ", dtype: bfloat16"}
+    return [Cell({"numbers": name}, (*SMALL, model.format(more))) for name, more in kinds.items()]
 
 
 def clients() -> list[Cell]:
@@ -243,12 +309,9 @@ def clients() -> list[Cell]:
 
     The paper's figures are those of Common Voice with cohorts of 16 (Table 6) and of LibriSpeech with 8 (Table 13).
     """
-    long = ("sampling.cohort=4", "local={epochs: 10, learning_rate: 0.5, batch_seconds: 12, gradient_clip: 1.0}",
-            "run.steps=15", "evaluation.every=15", "final={kind: last}",
-            "central={kind: lamb, learning_rate: 0.04, bias_correction: true}")  # fmt: skip
     rows = {("speakers", 0.0): "56.5", ("iid", 0.0): "55.0", ("speakers", 0.1): ""}
     return [
-        Cell({"users": users, "mu": mu}, (*long, f"task.users={users}", f"local.proximal={mu}"), FRESH, paper)
+        Cell({"users": users, "mu": mu}, (*DRIFT, f"task.users={users}", f"local.proximal={mu}"), FRESH, paper)
         for (users, mu), paper in rows.items()
     ]
 
@@ -314,4 +377,6 @@ TABLES = {
     "table1": table1, "imbalance": imbalance, "table4": table4, "table6": table6, "table7": table7, "table8": table8,
     "table13": table13, "table15": table15, "table21": table21, "groups": groups, "bounds": bounds, "clients": clients,
     "transfer": transfer, "pretrained": pretrained, "weighted": weighted, "figure13": figure13,
+    "optimisers": optimisers, "product": product_of_bound_and_noise, "local": local, "central": central,
+    "precision": precision,
 }  # fmt: skip
