@@ -153,11 +153,10 @@ def _optimisers(rows: list[Row]) -> Claims:
 
 
 def _product(rows: list[Row]) -> Claims:
-    whole, noise, both, words = rows
+    whole, noise, proportion = rows
     return [
         level("half of C and twice sigma (the same C sigma) are level with C = 0.01", noise, whole),
-        level("half of C and the same sigma (half of both, in the same unit) are level with C = 0.01", both, whole),
-        level("half of C and half of sigma (the paper's example) are level with C = 0.01", words, whole),
+        level("half of C and the same sigma (noise in proportion) are level with C = 0.01", proportion, whole),
     ]
 
 
