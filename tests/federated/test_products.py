@@ -69,12 +69,30 @@ def test_a_sum_with_a_product_is_that_of_torch(rows: int) -> None:
     _close(products.add_linear(to, x, weight, 0.7), torch.addmm(to, x, weight.T, alpha=0.7))
 
 
-@pytest.mark.parametrize(("rows", "wide"), [(10, 96), (400, 96), (400, 300)])
-def test_products_are_added_to_what_is_there(rows: int, wide: int) -> None:
-    gradient, x, into = torch.randn(rows, 96), torch.randn(rows, wide), torch.randn(96, wide)
+@pytest.mark.parametrize(("rows", "wide", "out"), [(10, 96, 96), (400, 96, 96), (400, 300, 96), (400, 96, 384)])
+def test_products_are_added_to_what_is_there(rows: int, wide: int, out: int) -> None:
+    gradient, x, into = torch.randn(rows, out), torch.randn(rows, wide), torch.randn(out, wide)
     expected = into + gradient.T @ x
+    _close(products.outer_products(gradient, x), gradient.T @ x)
     products.add_product(gradient, x, into)
     _close(into, expected)
+
+
+@pytest.mark.parametrize(("rows", "wide", "out"), [(400, 144, 576), (400, 576, 144), (1000, 64, 64)])
+def test_the_library_is_handed_the_side_of_which_less_is_copied(
+    rows: int, wide: int, out: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[tuple[int, ...]] = []
+    plain = products._onednn
+
+    def watched(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        taken.append(tuple(x.shape))
+        return plain(x, weight, bias)
+
+    monkeypatch.setattr(products, "_onednn", watched)
+    gradient, x = torch.randn(rows, out), torch.randn(rows, wide)
+    _close(products.outer_products(gradient, x), gradient.T @ x)
+    assert taken == [(min(wide, out), rows)]
 
 
 def test_other_types_stay_with_torch() -> None:

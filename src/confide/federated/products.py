@@ -16,7 +16,6 @@ from torch.backends import mkldnn
 from torch.nn import functional
 
 _WORTH_IT = 2_500_000  # multiplications
-_WIDE = 256
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -64,20 +63,21 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def add_product(gradient: Tensor, x: Tensor, into: Tensor) -> None:
     """Add g' x to `into`, with g (rows, out) and x (rows, wide)."""
-    if _worth_a_copy(gradient, x):
-        into.add_(_onednn(gradient.T, x.T, None))
+    if _better_by_onednn(x, gradient.shape[1]):
+        into.add_(outer_products(gradient, x))
     else:
         into.addmm_(gradient.T, x)
 
 
 def outer_products(gradient: Tensor, x: Tensor) -> Tensor:
     """g' x, with g (rows, out) and x (rows, wide); it has no gradient."""
-    return _onednn(gradient.T, x.T, None) if _worth_a_copy(gradient, x) else gradient.T @ x
-
-
-def _worth_a_copy(gradient: Tensor, x: Tensor) -> bool:
-    """oneDNN wants g' copied, which only pays where each number of it is used often."""
-    return x.shape[1] >= _WIDE and _better_by_onednn(x, gradient.shape[1])
+    if not _better_by_onednn(x, gradient.shape[1]):
+        return gradient.T @ x
+    (rows, out), wide = gradient.shape, x.shape[1]
+    # oneDNN copies what it multiplies from the left in turned form: g, or x if less is copied so, with the answer.
+    if rows * out <= (rows + out) * wide:
+        return _onednn(gradient.T, x.T, None)
+    return _onednn(x.T, gradient.T, None).T
 
 
 def _better_by_onednn(x: Tensor, out: int) -> bool:
