@@ -47,7 +47,7 @@ def losses_and_gradients(
     frames, sizes = (np.array(each, dtype=np.int64) for each in (lengths, [own.shape[0] for own in targets]))
     starts, labels = frames.cumsum() - frames, _labels(targets, sizes)
     for chosen in _cut(frames, sizes):
-        some = starts[chosen], frames[chosen], labels[: 2 * sizes[chosen].max() + 1, chosen], sizes[chosen]
+        some = starts[chosen], frames[chosen], labels[: sizes[chosen].max() + 1, chosen], sizes[chosen]
         found, safe = _take_shares(log_probs, gradients, *some)
         losses[torch.from_numpy(chosen)] = torch.from_numpy(found).float()
         for number in chosen[~safe].tolist():
@@ -106,11 +106,11 @@ def _cut(lengths: np.ndarray, sizes: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _labels(targets: Sequence[Tensor], sizes: np.ndarray) -> np.ndarray:
-    """Labels of the states, blanks where a shorter target has none."""  # (states, utterances)
-    states = np.zeros((2 * sizes.max(initial=0) + 1, len(sizes)), dtype=np.int64)
+    """The blank and then the labels of each target, blanks where a shorter one has none."""  # (1 + labels, utterances)
+    labels = np.zeros((sizes.max(initial=0) + 1, len(sizes)), dtype=np.int64)
     places = np.arange(sizes.sum()) - np.repeat(sizes.cumsum() - sizes, sizes)
-    states[2 * places + 1, np.repeat(np.arange(len(sizes)), sizes)] = torch.cat(list(targets)).numpy()
-    return states
+    labels[places + 1, np.repeat(np.arange(len(sizes)), sizes)] = torch.cat(list(targets)).numpy()
+    return labels
 
 
 @np.errstate(invalid="ignore", divide="ignore", over="ignore")
@@ -119,30 +119,34 @@ def _take_shares(
     sizes: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Take some utterances' shares off the gradients; returns their losses, and which of them can be relied on."""
-    times, states, count = np.arange(lengths.max())[:, None], np.arange(len(labels))[:, None], len(sizes)
-    cells = len(times), len(labels), count
+    times, states, count = np.arange(lengths.max())[:, None], np.arange(2 * len(labels) - 1)[:, None], len(sizes)
+    cells, entries = (len(times), len(states), count), (len(times), *labels.shape)
     rows = starts + np.minimum(times, lengths - 1)  # (times, utterances)
-    places = np.add((rows * log_probs.shape[1])[:, None], labels, out=_array("places", cells, torch.int64))
-    found = log_probs.numpy().reshape(-1).take(places, out=_array("found", cells, torch.float32), mode="clip")
+    places = np.add((rows * log_probs.shape[1])[:, None], labels, out=_array("places", entries, torch.int64))
+    found = log_probs.numpy().reshape(-1).take(places, out=_array("found", entries, torch.float32), mode="clip")
     most = found.max(axis=1)
+    entry = np.subtract(found, most[:, None], out=_array("entry", entries))
+    np.exp(entry, out=entry)
     # The way back comes as further columns, with times and states turned around.
     both = _array("both", (*cells[:2], 2 * count))
     y = both[:, :, :count]
-    np.exp(np.subtract(found, most[:, None], out=y), out=y)
+    y[:, ::2], y[:, 1::2] = entry[:, :1], entry[:, 1:]
     last, over = states == 2 * sizes, times >= lengths
     if sizes.min() < sizes.max():
         y[:, states > 2 * sizes] = 0.0
     if over.any():
         y[:], most = np.where(over[:, None], last, y), np.where(over, 0.0, most)
     both[:, :, count:] = y[::-1, ::-1]
-    skip = np.zeros((len(labels) + 2, count))
-    skip[3:-2:2] = labels[3::2] != labels[1:-2:2]
+    skip = np.zeros((len(states) + 2, count))
+    skip[3:-2:2] = labels[2:] != labels[1:-1]
     skips = np.concatenate([skip[:-2], skip[:1:-1]], axis=1)
     came, unit = _forward(both, skips, np.concatenate([states == 0 * sizes, last[::-1]], axis=1))
     shares = np.multiply(y, came[:, :, :count], out=_array("shares", cells))
     shares *= came[::-1, ::-1, count:]
-    whole = shares.sum(axis=1)  # Z, (times, utterances)
-    np.multiply(shares, np.where(over, 0.0, -1.0 / whole)[:, None], out=found)
+    np.sum(shares[:, ::2], axis=1, out=entry[:, 0])  # all blanks are one entry
+    entry[:, 1:] = shares[:, 1::2]
+    whole = entry.sum(axis=1)  # Z, (times, utterances)
+    np.multiply(entry, np.where(over, 0.0, -1.0 / whole)[:, None], out=found)
     gradients.view(-1).scatter_add_(0, torch.from_numpy(places.reshape(-1)), torch.from_numpy(found.reshape(-1)))
     losses = -(most.sum(axis=0, dtype=np.float64) + unit[:count] + np.log(whole[-1]))
     return losses, (whole > _SAFE).all(axis=0)
