@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+import confide.speech.head_updates
 from confide.federated.bounding import Bounding, bounder
 from confide.federated.local import LocalTraining
 from confide.federated.parameters import Layout
-from confide.speech.head_updates import HeadUpdates, head_updates
+from confide.speech.head_updates import HeadUpdates, Scales, head_updates
+from confide.speech.model import ctc_loss
+from confide.speech.pretrained import head
 
 PARAMETERS = {"head.weight": torch.full((5, 8), 0.1), "head.bias": torch.zeros(5)}
 LAYOUT = Layout.of(PARAMETERS)
@@ -21,7 +24,40 @@ def updates(spoilt: float | None, rate: float, clip: float | None) -> HeadUpdate
     if spoilt is not None:
         states[1][3] = spoilt
     local = LocalTraining(steps=1, learning_rate=rate, gradient_clip=clip)
-    return head_updates(PARAMETERS, states, [torch.tensor([1, 2])] * 3, [1, 1, 1], local, rate)
+    scales = [Scales().of(0, [own]) for own in states]
+    return head_updates(PARAMETERS, states, scales, [torch.tensor([1, 2])] * 3, [1, 1, 1], local, rate)
+
+
+@pytest.mark.parametrize("mean", [0.0, 1.0, 3.0, 1000.0])
+def test_states_far_from_their_mean_and_near_it_give_what_autograd_gives(mean: float) -> None:
+    """Means are left in the states, and must not count."""
+    draw = torch.Generator().manual_seed(1)
+    states = [torch.randn(frames, 8, generator=draw) + mean for frames in (30, 12, 25)]
+    states[2] -= mean
+    target, scales = torch.tensor([1, 2]), Scales()
+    begun = {name: value + 0.3 * torch.randn(value.shape, generator=draw) for name, value in PARAMETERS.items()}
+    local = LocalTraining(steps=1, learning_rate=1.0)
+    held = [scales.of(0, states[:2]), scales.of(1, states[2:])]
+    found = head_updates(begun, states, held, [target] * 3, [2, 1], local, 1.0)
+    for user, own in enumerate((states[:2], states[2:])):
+        leaves = {name: value.double().requires_grad_() for name, value in begun.items()}
+        losses = [
+            ctc_loss(head(leaves, each.double()[None]), torch.tensor([len(each)]), target[None], torch.tensor([2]))
+            for each in own
+        ]
+        wanted = torch.autograd.grad(torch.stack(losses).mean(), list(leaves.values()))
+        for mine, theirs in zip(torch.split(found.gradients[user], LAYOUT.sizes), wanted, strict=True):
+            torch.testing.assert_close(mine.double(), theirs.flatten(), rtol=2e-4, atol=2e-4)
+
+
+def test_what_scales_a_users_states_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    states, scales = [torch.randn(7, 8), torch.randn(5, 8)], Scales()
+    first = scales.of(3, states)
+    assert first.shape == (12, 2)
+    assert scales.of(3, states) is first
+    assert scales.of(4, states) is not first
+    monkeypatch.setattr(confide.speech.head_updates, "_REMEMBERED", 2)
+    assert scales.of(5, states) is not scales.of(5, states)  # there is no room for a third
 
 
 def bounded_sum(found: HeadUpdates, users: list[int]) -> torch.Tensor:

@@ -24,6 +24,7 @@ from confide.speech.pretrained import BIAS, NORM_EPS, head_input, logits_of
 
 _TOGETHER = 32  # users of a part: their states are in the cache, and workers have parts to share
 _LARGE = 1e30  # a factor from which on single precision does not do
+_REMEMBERED = 20_000  # users: whoever comes first stays
 _BUFFERS = Buffers()
 
 
@@ -56,9 +57,40 @@ def users_together(local: LocalTraining, most: int) -> int:
     return _TOGETHER if whole and 1 in (local.steps, local.epochs) else 0
 
 
+class Scales:
+    """What makes states `scaled`, remembered for each user: states do not change, and every round needs it.
+
+    To multiply logits and their gradients by it takes less than to multiply the states, which are wider. So does
+    taking the mean off the weights before states meet them, and off the weights' gradients, and not off the states.
+    Only of states that are little else than their mean it has to come off first, or they would drown in rounding.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, Tensor] = {}
+
+    def of(self, user: int, states: Sequence[Tensor]) -> Tensor:
+        """Of each frame of all of this user's utterances, what to take off first (mostly 0), and its scale."""
+        found = self._held.get(user)
+        if found is None:
+            found = torch.cat([_off_and_scale(own) for own in states])
+            if len(self._held) < _REMEMBERED:
+                self._held[user] = found
+        return found
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def _off_and_scale(states: Tensor) -> Tensor:
+    off = states.mean(dim=1, keepdim=True)
+    centred = (states - off).numpy()
+    squares = torch.from_numpy(np.vecdot(centred, centred))[:, None]
+    off.masked_fill_(len(states[0]) * off.square() <= squares, 0.0)
+    return torch.cat([off, squares.add_(len(states[0]) * NORM_EPS).rsqrt_()], dim=1)  # (frames, 2)
+
+
 def head_updates(
     parameters: Mapping[str, Tensor],
     states: Sequence[Tensor],  # of each utterance (frames, width)
+    scales: Sequence[Tensor],  # of each user, what `Scales` remembers
     targets: Sequence[Tensor],  # of each utterance (tokens,)
     utterances: Sequence[int],  # how many each user has; they follow each other
     local: LocalTraining,
@@ -69,7 +101,10 @@ def head_updates(
     users = np.repeat(np.arange(len(counts)), counts)  # of each utterance
     lengths = np.array([own.shape[0] for own in states])
     frames = np.bincount(users, lengths, len(counts)).astype(np.int64).tolist()
-    x, scale = _centred(states, int(lengths.sum()))
+    x = torch.cat(list(states), out=_BUFFERS.take("states", (int(lengths.sum()), states[0].shape[1]), states[0].dtype))
+    off, scale = torch.split(torch.cat(list(scales)), 1, dim=1)
+    if off.any():
+        x.sub_(off)
     layers, losses = _output_gradients(parameters, x, scale, lengths, targets, 1.0 / counts[users])
     gradients = x.new_empty(len(counts), layout.size)
     held = dict(zip(layout.names, torch.split(gradients, layout.sizes, dim=1), strict=True))
@@ -78,6 +113,8 @@ def head_updates(
         pairs = zip(torch.split(scaled, frames), torch.split(given, frames), strict=True)
         for into, pair in zip(weights.unbind(), pairs, strict=True):
             into.copy_(outer_products(*pair))
+        if given is x:
+            weights.sub_(weights.mean(dim=2, keepdim=True))
         for into, own in zip(held[f"{name}.bias"].unbind(), torch.split(gradient, frames), strict=True):
             torch.sum(own, dim=0, out=into)
         held[f"{name}.bias"].mul_(BIAS)
@@ -92,29 +129,18 @@ def head_updates(
     return HeadUpdates(gradients, rates, layout, norms * rates[:, None], own_losses)
 
 
-def _centred(states: Sequence[Tensor], frames: int) -> tuple[Tensor, Tensor]:
-    """All states less their mean (frames, width), and what makes them `scaled` (frames, 1).
-
-    To multiply logits and their gradients by it takes less than to multiply the states, which are wider.
-    """
-    wide, like = states[0].shape[1], states[0]
-    x = torch.cat(list(states), out=_BUFFERS.take("states", (frames, wide), like.dtype))
-    x.sub_(x.mean(dim=1, keepdim=True))
-    with np.errstate(over="ignore", invalid="ignore"):
-        squares = torch.from_numpy(np.vecdot(x.numpy(), x.numpy()))[:, None]
-    return x, squares.add_(wide * NORM_EPS).rsqrt_()
-
-
 def _output_gradients(
     parameters: Mapping[str, Tensor], x: Tensor, scale: Tensor, lengths: np.ndarray, targets: Sequence[Tensor],
     shares: np.ndarray,
 ) -> tuple[list[tuple[str, Tensor, Tensor, Tensor]], np.ndarray]:  # fmt: skip
     """Of each layer: its name, the gradients at its outputs, its inputs, and the gradients to multiply inputs with.
 
-    And each utterance's loss; `shares` are those of utterances in the mean of their user.
+    And each utterance's loss; `shares` are those of utterances in the mean of their user. Inputs that are states still
+    have their mean, which counts for nothing.
     """
     first = "hidden" if "hidden.weight" in parameters else "head"
-    outputs = product(x, parameters[f"{first}.weight"]).mul_(scale).add_(parameters[f"{first}.bias"], alpha=BIAS)
+    weight, bias = parameters[f"{first}.weight"], parameters[f"{first}.bias"]
+    outputs = torch.addcmul(BIAS * bias, product(x, weight - weight.mean(dim=1, keepdim=True)), scale)
     with torch.enable_grad():
         leaf = outputs.detach().requires_grad_()
         given = head_input(leaf) if first == "hidden" else leaf

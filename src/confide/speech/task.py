@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, islice
 from multiprocessing import parent_process
 from operator import itemgetter
 
@@ -36,7 +36,7 @@ from confide.speech import model, together
 from confide.speech.augment import augment
 from confide.speech.corpora import read_corpus
 from confide.speech.corpus import Corpus, Skipped, Utterance, count_by_reason
-from confide.speech.head_updates import head_updates, users_together
+from confide.speech.head_updates import Scales, head_updates, users_together
 from confide.speech.network import Pretrained, network_of
 from confide.speech.recogniser import Recogniser, pad_features, pad_targets
 from confide.speech.scores import error_counts
@@ -65,6 +65,7 @@ class Speech(BasicTask):
             _warn_of_overlap(corpus, test)
         self.on_gpu = getattr(self.network, "parts", None) is None  # parts of an encoder run inside of it
         self._seconds: dict[int, np.ndarray] = {}
+        self._scales = Scales()
         self._listings = (corpus, test)
         self.at_most = settings.pool or len(corpus.speakers)
 
@@ -196,7 +197,9 @@ class Speech(BasicTask):
         held = [self.held[user] for user in users]
         states, targets = self._utterances(np.concatenate(held))
         inputs, labels = ([torch.from_numpy(each) for each in some] for some in (states, targets))
-        return head_updates(parameters, inputs, labels, [len(own) for own in held], local, learning_rate)
+        counts, rest = [len(own) for own in held], iter(inputs)
+        scales = [self._scales.of(user, list(islice(rest, n))) for user, n in zip(users.tolist(), counts, strict=True)]
+        return head_updates(parameters, inputs, scales, labels, counts, local, learning_rate)
 
     @cached_property
     def _most(self) -> int:

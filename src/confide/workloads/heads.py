@@ -18,7 +18,7 @@ from confide.randomness import generator
 from confide.retrieval import head
 from confide.settings import MADE_UP, Unit
 from confide.speech import model, pretrained
-from confide.speech.head_updates import head_updates, users_together
+from confide.speech.head_updates import Scales, head_updates, users_together
 from confide.workloads import data
 from confide.workloads.tasks import TOKENS, Workload
 
@@ -55,6 +55,13 @@ class StatesHead(Workload):
         super().__init__(settings.users, settings.utterances)
         self.settings, self.seed = settings, seed
         self.distinct = min(settings.distinct, settings.users)
+        self.scales = Scales()
+
+    @cached_property
+    def utterances(self) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
+        """The same of each user and utterance."""
+        states, labels = ([list(own) for own in some] for some in self.held)
+        return states, labels
 
     @cached_property
     def held(self) -> tuple[Tensor, Tensor]:
@@ -85,9 +92,10 @@ class StatesHead(Workload):
     ) -> Updates | None:
         if not self.users_at_once(local):
             return None
-        own, (states, labels) = users % self.distinct, self.held
+        own, (states, labels), count = (users % self.distinct).tolist(), self.utterances, self.settings.utterances
         inputs, targets = ([each for user in own for each in some[user]] for some in (states, labels))
-        return head_updates(parameters, inputs, targets, [self.settings.utterances] * len(own), local, learning_rate)
+        scales = [self.scales.of(user, states[user]) for user in own]
+        return head_updates(parameters, inputs, scales, targets, [count] * len(own), local, learning_rate)
 
     def evaluate(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
         return {"loss": float(self.loss(parameters, self.batch(0, None, generator(self.seed, "evaluation"))))}
