@@ -2,8 +2,9 @@
 
 The layouts are those that people have: a folder for each speaker with texts beside the recordings, tables of paths,
 Speech Commands' folders of words, LibriSpeech, Common Voice, manifests of NeMo and lhotse, spoken digits; for text,
-tables with a text, a label and perhaps an owner, and the three collections of CAR. Names decide, and the first lines of
-tables; no recording is opened. What fits nothing is refused with a list of what would fit.
+tables with a text, a label and perhaps an owner, and the three collections of CAR; for both, what `datasets` saved.
+Names decide, and the first lines of tables; no recording is opened. What fits nothing is refused with a list of what
+would fit.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from confide.arrow import Saved, is_saved, open_saved, splits
 from confide.errors import UserError
 from confide.files import data_folder
 from confide.speech.corpora.manifests import form_of, read_lines
@@ -32,13 +34,15 @@ PATHS = ("path", "file", "filename", "file_name", "audio", "audio_path", "audio_
 SPOKEN = ("text", "sentence", "transcript", "transcription", "transcripts", "words")
 WRITTEN = ("text", "query", "message", "question", "sentence", "abstract", "body", "content")
 LABELS = ("label", "class", "category", "document", "answer", "topic", "target")
+_TESTS = ("test", "testing", "eval", "validation", "valid", "dev")
 OWNERS = ("owner", "client", "user", "user_id", "author", "client_id", "person", "customer")
 EXPECTED = """expected one of
   - a folder for each speaker in one folder: recordings (wav, flac, mp3, ogg, m4a), a .txt of the same name beside each
   - a table .tsv or .csv of recordings with columns for path, text and speaker, or a folder with train and test tables
   - a folder for each word with SPEAKER_nohash_TAKE.wav, LibriSpeech, Common Voice, digits as DIGIT_SPEAKER_TAKE.wav
   - a manifest of NeMo or lhotse (.jsonl, also .gz)
-  - a table .tsv, .csv or .jsonl of texts with columns for text, label and, if you know it, owner"""
+  - a table .tsv, .csv or .jsonl of texts with columns for text, label and, if you know it, owner
+  - a folder that Hugging Face's `datasets` saved (save_to_disk): audio, text and speaker, or text, label and owner"""
 
 
 @dataclass(frozen=True)
@@ -315,8 +319,66 @@ def _each(file: Path, columns: Columns, language: str) -> Iterator[Found]:
             return
 
 
+# What `datasets` saved
+
+
+def _saved(folder: Path, columns: Columns, language: str) -> Found | None:
+    """One data set, or splits of one: train, and test if there is one."""
+    parts = splits(folder)
+    if is_saved(folder):
+        train, test = open_saved(folder), None
+    elif parts:
+        first = next((name for name in ("train", "training") if name in parts), parts[0])
+        other = next((name for name in _TESTS if name in parts and name != first), None)
+        train = open_saved(folder / first)
+        test = None if other is None else open_saved(folder / other)
+    else:
+        return None
+    audio = columns.path or next(iter(train.named("Audio")), None)
+    if audio is not None:
+        return _saved_speech(train, test, audio, columns, language)
+    text = _column(train, columns.text, "--text-column", WRITTEN, "has the texts")
+    classes = [name.lower() for name in train.named("ClassLabel")]
+    label = _column(train, columns.label, "--label-column", [*LABELS, *classes[:1]], "has their labels")
+    owner = _named(list(train.features), columns.owner, OWNERS)
+    whose = f"owned by {owner}" if owner is not None else "of nobody in particular"
+    section: Section = {
+        "kind": "table", "queries": str(train.folder), "query_column": text, "document_column": label
+    }  # fmt: skip
+    section |= {} if test is None else {"test": str(test.folder)}
+    section |= {} if owner is None else {"client_column": owner}
+    section |= {} if owner is None or test is not None else {"test_by": "clients"}
+    return Found("text", f"a saved data set of texts ({text}, {label}), {whose}", section)
+
+
+def _saved_speech(train: Saved, test: Saved | None, audio: str, columns: Columns, language: str) -> Found:
+    _named(list(train.features), audio, ())
+    text = _column(train, columns.text, "--text-column", SPOKEN, "has what was said")
+    why = ". A guarantee is for people"
+    speaker = _column(train, columns.speaker, "--speaker-column", SPEAKERS, "says who speaks", why)
+    named = {"audio_column": (audio, "audio"), "text_column": (text, "text"), "speaker_column": (speaker, "speaker_id")}
+    own = {key: value for key, (value, usual) in named.items() if value != usual} | _in(language)
+    section: Section = {"kind": "datasets", "folder": str(train.folder), **own}
+    held = None if test is None else {**section, "folder": str(test.folder)}
+    return Found("speech", f"a saved data set of recordings ({audio}, {text}, {speaker})", section, held)
+
+
+def _column(
+    saved: Saved, said: str | None, option: str, usual: Sequence[str], what: str, why: str = ""
+) -> str:  # fmt: skip
+    """The column that somebody named or that has a usual name; a data set without one is refused."""
+    header = list(saved.features)
+    found = _named(header, said, usual)
+    if found is None:
+        raise UserError(
+            f"the data set {saved.folder} has the columns {', '.join(header) or 'none'}, and none {what}; expected one "
+            f"such as {', '.join(usual[:3])}: add it, or name it with {option}{why}"
+        )
+    return found
+
+
 Layout = Callable[[Path, Columns, str], Found | None]
 _FILES: tuple[Layout, ...] = (_manifest, _spoken_table, _arxiv, _written_table, _sms)
 _FOLDERS: tuple[Layout, ...] = (
-    _common_voice, _librispeech, _tables, _words, _manifests, _ag_news, _digits, _speakers, _one_file,
+    _saved, _common_voice, _librispeech, _tables, _words, _manifests, _ag_news, _digits, _speakers, _one_file,
 )  # fmt: skip

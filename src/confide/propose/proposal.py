@@ -158,8 +158,16 @@ def _propose_text(found: Found, name: str, epsilon: float | None, encoder: str |
     settings, problems = validate(TypeAdapter(DataSettings), found.train, "task.data")
     if problems:
         raise UserError("\n".join(problems))
-    corpus = settings.read(0)
-    owned = "client_column" in found.train
+    corpus, section, notes = settings.read(0), found.train, list[str]()
+    owned = "client_column" in section
+    both = set(corpus.train.groups or ()) & set(corpus.test.groups or ())
+    if both:  # only where a split of its own is the test
+        section = {key: value for key, value in section.items() if key != "test"} | {"test_by": "clients"}
+        notes.append(
+            f"{len(both):,} owners are in the data for training and in those for test; so the test data are not used, "
+            "and a share of the owners is held out."
+        )
+        corpus = validate(TypeAdapter(DataSettings), section, "task.data")[0].read(0)
     people = len(set(corpus.train.groups or ())) if owned else len(corpus.train)
     unit = "owners" if owned else "rows"
     numbers = len(corpus.documents) * (width_of(encoder) + 1)
@@ -170,14 +178,15 @@ def _propose_text(found: Found, name: str, epsilon: float | None, encoder: str |
     draft.comment(
         f"Written by `confide init` for {found.layout}: {rows}, {len(corpus.documents):,} labels."
         + ("" if owned else " Nobody said whose a text is, so every text is a user of its own; a person who wrote "
-           "several is protected less. With a column that names owners: --owner-column.")
+           "several is protected less. With a column that names owners: --owner-column."),
+        *notes,
     )  # fmt: skip
     clients = ColumnSplit() if owned else EvenSplit(clients=people)
     data_why = "Test texts are those of owners whom nobody trains on." if owned else ""
     fields: list[tuple[str, Any, str]] = [
         ("kind", "retrieval", ""),
         ("encoder", {"source": encoder, "pooling": "mean"}, "Stays as it is; its vectors are computed once and kept."),
-        ("data", found.train, data_why),
+        ("data", section, data_why),
         ("clients", clients.model_dump(), ""),
         ("method", "head", f"{numbers:,} numbers are trained."),
         ("head", {"scale": "unit"}, ""),
