@@ -290,6 +290,28 @@ def test_what_is_rehearsed_is_advised_with_its_gain_at_the_same_epsilon_and_foll
     assert scores[1] < scores[0]
 
 
+def test_more_steps_are_rehearsed_to_their_end_with_a_schedule_that_ends_there() -> None:
+    changed = ["privacy={mechanism: none}", "central.schedule={kind: linear, steps: 8}", "central.learning_rate=0.05"]
+    recipe = load("convex/digits", [*SLOW, *changed])
+    task = make_task(recipe.task, 0)
+    advised = {each.what: each for each in rehearse(recipe, task, [], steps=16)}
+    more = advised["more central steps: 16 instead of 8"]
+    assert more.settings == ("run.steps=16", "central.schedule.steps=16")
+    assert not any("steps" in each.what for each in rehearse(recipe, task, [], steps=15)), "16 cannot be rehearsed"
+
+
+def test_one_user_whose_data_fit_nothing_hides_no_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load("convex/digits", [*SLOW, "privacy={mechanism: none}", "central.learning_rate=0.01"])
+    task = make_task(recipe.task, 0)
+    plain, turns = Stage._loss, iter(range(10**6))
+
+    def loss(stage: Stage, model: Any, changed: Any, user: int) -> float:
+        return 1e3 + next(turns) if user == stage.apart[0] else plain(stage, model, changed, user)
+
+    monkeypatch.setattr(Stage, "_loss", loss)
+    assert rehearse(recipe, task, [], steps=8)[0].what == "raise the central learning rate 4 times"
+
+
 def test_users_who_are_held_apart_send_nothing() -> None:
     recipe = load("convex/digits", [*SLOW, "privacy={mechanism: none}"])
     task = make_task(recipe.task, 0)

@@ -22,6 +22,11 @@ from confide.theory.terms import Centre, Parts, aggregate, dominant, noise_squar
 
 WORTH = 1.15
 """A candidate is named if it lowers the floor by this factor."""
+_RULES = {
+    "normalise": "normalise instead of clipping",
+    "clip": "clip instead of normalising",
+    "per_layer_clip": "clip every tensor on its own",
+}
 FREE = "none: the noise multiplier and who takes part stay"
 LEARNED_QUANTILE = 0.8
 
@@ -109,7 +114,7 @@ def _change_bound(case: Case, cause: str) -> list[Advice]:
     if least * WORTH > floor:
         return []
     why = {
-        "clipping": "the bound bends the aggregate: users are shortened by different factors",
+        "clipping": "the bound bends the aggregate: it changes users' lengths by different factors",
         "noise": "the noise is long for what the users send within this bound",
     }[cause]
     changes = (*_changes(now, chosen), *_central_rate(case.recipe, rate))
@@ -123,6 +128,8 @@ def _candidates(now: Bounding, layers: int) -> list[Bounding]:
     rules = [now if now.adaptive is None else now.model_copy(update=fixed)]
     if now.rule == "clip":
         rules.append(Bounding(rule="normalise", bound=now.bound))
+    if now.rule == "normalise":
+        rules.append(Bounding(rule="clip", bound=now.bound))
     if layers > 1:
         rules += [Bounding(rule="per_layer_clip", bound=now.bound, split=s) for s in ("uniform", "dim", "root")]
         learned = Adaptive(quantile=LEARNED_QUANTILE)
@@ -160,7 +167,7 @@ def _floor_with(case: Case, candidate: Bounding) -> tuple[float, float]:
 def _describe(now: Bounding, chosen: Bounding) -> str:
     parts = []
     if chosen.rule != now.rule:
-        parts.append("normalise instead of clipping" if chosen.rule == "normalise" else "clip every tensor on its own")
+        parts.append(_RULES[chosen.rule])
     if chosen.per_layer and (chosen.split != now.split or chosen.rule != now.rule):
         parts.append(f"split the bound by {chosen.split}")
     if chosen.bound != now.bound and chosen.bound is not None and now.bound is not None:

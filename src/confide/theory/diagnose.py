@@ -36,7 +36,7 @@ MANY = 50_000
 MEANING = {
     "optimisation": "the gradient that no error explains: the run is not at its floor yet",
     "drift": "users move while they take local steps, each towards its own minimum",
-    "clipping": "the bound shortens users by different factors and bends their mean",
+    "clipping": "the bound changes users' lengths by different factors and bends their mean",
     "users": "a cohort is not the population",
     "batches": "a batch is not a user's data",
     "noise": "the noise of privacy",

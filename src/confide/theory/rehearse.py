@@ -6,7 +6,9 @@ and how well their data are explained at the end is what changes are chosen by. 
 changes that look best are made once more with another seed, and what does not hold up is not advised.
 
 Differs from a run: at most `MOST_STEPS` steps, and at most `MOST_COHORT` users in a step. The noise on the average
-of a step stays what it would be, so the noise multiplier of a smaller cohort is smaller by the same factor. None of
+of a step stays what it would be, so the noise multiplier of a smaller cohort is smaller by the same factor. Another
+number of steps is tried only where all of them can be rehearsed. A user's loss counts up to `MOST_LOSS` times the loss
+that nine users in ten stay below: one recording with a wrong text would outweigh what everybody else gains. None of
 this is private: it reads users' data, as the whole diagnosis does, and releases nothing.
 """
 
@@ -25,6 +27,7 @@ from confide.engines.engine import Engine, Traits
 from confide.errors import UserError
 from confide.federated.cohort import Tally
 from confide.federated.local import cut_into_batches
+from confide.federated.schedules import Linear
 from confide.federated.task import Task
 from confide.privacy import accountant
 from confide.privacy.plan import Plan
@@ -32,9 +35,11 @@ from confide.randomness import generator
 from confide.recipe import Recipe, changed_by
 from confide.theory.advice import FREE, Advice
 
-MOST_STEPS, MOST_COHORT, MOST_APART = 200, 64, 48
+MOST_STEPS, MOST_COHORT, MOST_APART, MOST_LOSS = 200, 64, 48, 3.0
 CLEAR = 1.5
 """A gain is taken for one if it is this many times its standard error over the users who are held apart."""
+WORTH = 0.01
+"""A gain below this share of the loss is not worth a setting."""
 FINALISTS = 3
 
 
@@ -94,6 +99,12 @@ class Stage:
     task: Task
     apart: np.ndarray
     steps: int
+    """At most so many in a rehearsal."""
+    most: float = math.inf
+    """What a finite loss of one user counts for, at most."""
+
+    def limited(self, losses: np.ndarray) -> np.ndarray:
+        return np.where(np.isfinite(losses), np.minimum(losses, self.most), losses)
 
     def losses(self, changed: Recipe, seed: int, ease: float = 1.0) -> np.ndarray:
         """The losses of the users held apart after a rehearsal; `ease` divides the noise on the average."""
@@ -105,7 +116,7 @@ class Stage:
             loop.step(state)
         model = loop.layout.views(loop.final.model(state))
         with torch.no_grad():
-            return np.array([self._loss(model, changed, int(user)) for user in self.apart])
+            return self.limited(np.array([self._loss(model, changed, int(user)) for user in self.apart]))
 
     def _loss(self, model: dict[str, Tensor], recipe: Recipe, user: int) -> float:
         held, draw = int(self.task.examples[user]), generator(0, "rehearsal", 0, user)
@@ -122,12 +133,14 @@ def rehearse(
     recipe: Recipe, task: Task, theory: Sequence[Advice], seed: int = 0, steps: int = MOST_STEPS
 ) -> list[Advice]:
     """The changes that made the run better, the best first, with what they gained; none if none did."""
-    stage = Stage(recipe, task, _apart(task, seed), min(steps, recipe.run.steps))
+    stage = Stage(recipe, task, _apart(task, seed), steps)
     plan = make_loop(recipe, task=task).plan
     tried: list[tuple[Rehearsed, Recipe, float]] = []
     before = stage.losses(recipe, seed)
+    stage = replace(stage, most=MOST_LOSS * float(np.quantile(before, 0.9)))
+    before = stage.limited(before)
     base = Rehearsed(Advice("nothing", "", (), None), before)
-    for advice, ease in [*((each, 1.0) for each in theory if _costs_nothing(each)), *changes(recipe, plan)]:
+    for advice, ease in [*((each, 1.0) for each in theory if _costs_nothing(each)), *changes(recipe, plan, steps)]:
         try:
             changed = changed_by(recipe, advice.settings)
             losses = stage.losses(changed, seed, ease)
@@ -144,7 +157,7 @@ def rehearse(
     for one, changed, ease in _best_of_each(tried)[:FINALISTS]:
         both = replace(one, losses=(one.losses + stage.losses(changed, seed + 1, ease)) / 2)
         gain, error = both.gain(again)
-        if gain > CLEAR * error:
+        if gain > max(CLEAR * error, WORTH * again.loss):
             sure.append((both.loss, _told(both, again, stage)))
     found = [advice for _, advice in sorted(sure, key=lambda each: each[0])]
     return [*(each for each in found if each.settings), *(each for each in found if not each.settings)]
@@ -167,7 +180,7 @@ def _best_of_each(tried: Sequence[tuple[Rehearsed, Recipe, float]]) -> list[tupl
 
 def _told(one: Rehearsed, before: Rehearsed, stage: Stage) -> Advice:
     share = (before.loss - one.loss) / before.loss if before.loss > 0 else 0.0
-    part = "" if stage.steps == stage.recipe.run.steps else f", over the first {stage.steps} steps"
+    part = "" if stage.steps >= stage.recipe.run.steps else f", over the first {stage.steps} steps"
     said = (
         f"rehearsed{part}: the loss of {len(stage.apart)} users who took no part fell from {before.loss:.4g} to "
         f"{one.loss:.4g} ({share:.0%}); {one.advice.why}"
@@ -182,8 +195,8 @@ def _apart(task: Task, seed: int) -> np.ndarray:
     return np.sort(generator(seed, "rehearsal users").permutation(held)[: min(MOST_APART, len(held) // 4)])
 
 
-def changes(recipe: Recipe, plan: Plan) -> Iterator[tuple[Advice, float]]:
-    """What a person can do: rate, bound, cohort, steps, population; each at the run's own epsilon."""
+def changes(recipe: Recipe, plan: Plan, most: int = MOST_STEPS) -> Iterator[tuple[Advice, float]]:
+    """What a person can do: rate, bound, cohort, steps (up to `most`), population; each at the run's own epsilon."""
     rate = recipe.central.learning_rate
     for factor in (0.5, 2.0, 4.0):
         word = "raise" if factor > 1 else "lower"
@@ -201,7 +214,7 @@ def changes(recipe: Recipe, plan: Plan) -> Iterator[tuple[Advice, float]]:
         what, why = f"a larger cohort: {larger:,} instead of {cohort:,}", "the mean over more users has less chance"
         yield from _at_equal_epsilon(recipe, plan, what, why, larger, steps)
     for many, why in ((2 * steps, "the run is not there yet"), (steps // 2, "fewer releases need less noise each")):
-        if many >= 2:
+        if many >= 2 and max(many, steps) <= most:
             what = f"{'more' if many > steps else 'fewer'} central steps: {many:,} instead of {steps:,}"
             yield from _at_equal_epsilon(recipe, plan, what, why, cohort, many)
     if plan.mechanism.multiplier > 0 and plan.event.sampler == "poisson":
@@ -215,7 +228,7 @@ def _at_equal_epsilon(
     recipe: Recipe, plan: Plan, what: str, why: str, cohort: int, steps: int
 ) -> Iterator[tuple[Advice, float]]:
     settings = [] if cohort == recipe.sampling.cohort else [f"sampling.cohort={cohort}"]
-    settings += [] if steps == recipe.run.steps else [f"run.steps={steps}"]
+    settings += [] if steps == recipe.run.steps else [f"run.steps={steps}", *_stretched(recipe, steps)]
     privacy = FREE
     if plan.mechanism.multiplier > 0:
         privacy = "none: the noise is chosen for the run's epsilon"
@@ -225,6 +238,13 @@ def _at_equal_epsilon(
             z = _noise(recipe, plan, cohort, steps, len(plan.weights))
             settings.append(f"privacy.noise_multiplier={z:.6g}")
     yield Advice(what, why, tuple(settings), None, privacy), 1.0
+
+
+def _stretched(recipe: Recipe, steps: int) -> list[str]:
+    """A schedule that falls to the run's end falls to the new end."""
+    schedule = recipe.central.schedule
+    fits = isinstance(schedule, Linear) and schedule.steps == recipe.run.steps
+    return [f"central.schedule.steps={steps}"] if fits else []
 
 
 def _noise(recipe: Recipe, plan: Plan, cohort: int, steps: int, people: int) -> float:
