@@ -34,6 +34,15 @@ def init(
         str | None, typer.Option(help="The frozen encoder: a preset (`confide encoder list`), a folder, owner/name.")
     ] = None,
     start: Annotated[Path | None, typer.Option(help="A run or model to begin with, such as a seed.")] = None,
+    voices: Annotated[
+        bool | None,
+        typer.Option(
+            "--voices/--no-voices",
+            show_default=False,
+            help="Begin with simulated people who say the same words, by a second recipe. Without it: where the words "
+            "are few and the model is private.",
+        ),
+    ] = None,
     get: Annotated[bool, typer.Option("--get", help="Fetch the encoder now, if it is not there.")] = False,
     path_column: Annotated[str | None, typer.Option(help=_Column)] = None,
     speaker_column: Annotated[str | None, typer.Option(help=_Column)] = None,
@@ -46,6 +55,7 @@ def init(
 
     It finds out the layout, counts people and hours, holds people out for the test, and chooses encoder, cohort, steps,
     batch, delta and noise, with a comment for each. It says so where people are too few, and how many would be enough.
+    Where people say few words, simulated people say them first, which costs no privacy: a second recipe is for that.
     It opens headers of recordings and the first rows of tables, sends nothing anywhere, and overwrites nothing. With
     `--get` it fetches the encoder from its registry.
 
@@ -66,23 +76,29 @@ def init(
     if not out.resolve().parent.is_dir():
         raise UserError(f"--out {out}: there is no folder {out.parent}; make it, or give another --out")
     found = look(data, Columns(path_column, speaker_column, text_column, label_column, owner_column), language)
-    made = propose(found, out.stem, epsilon, encoder, start, letters or "")
+    made = propose(found, out.stem, epsilon, encoder, start, letters or "", voices)
+    first = None if made.start is None else out.with_name(f"{out.stem}-start.yaml")
+    if first is not None and first.exists():
+        raise UserError(f"{first} is there already, and nothing is overwritten; give another --out, or --no-voices")
     for warning in made.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     _write(out, made.text)
+    if first is not None:
+        _write(first, made.start or "")
     if get:
         _fetch(made.encoder)
-    commands = _next_commands(out, made.encoder, made.epsilon is not None)
+    commands = _next_commands(out, first, made.encoder, made.epsilon is not None)
     if as_json:
         print_json({
-            "recipe": str(out), "found": made.found, "people": made.people, "epsilon": made.epsilon,
-            "encoder": made.encoder, "warnings": list(made.warnings), "next": commands,
+            "recipe": str(out), "start": None if first is None else str(first), "found": made.found,
+            "people": made.people, "epsilon": made.epsilon, "encoder": made.encoder,
+            "warnings": list(made.warnings), "next": commands,
         })  # fmt: skip
         return
     print(f"found: {made.found}")
     for line in made.said:
         print(f"  {line}")
-    print(f"wrote {out}; next:")
+    print(f"wrote {out}{'' if first is None else f' and {first}'}; next:")
     for command in commands:
         print(f"  {command}")
 
@@ -121,16 +137,19 @@ def _fetch(encoder: str) -> None:
         install(chosen)
 
 
-def _next_commands(out: Path, encoder: str, private: bool) -> list[str]:
+def _next_commands(out: Path, first: Path | None, encoder: str, private: bool) -> list[str]:
     """What leads from the recipe to a file for other programs; only a private model may leave."""
     from confide.encoders.presets import PRESETS
+    from confide.propose.voices import run_of
 
     run = f"runs/{out.stem}"
     chosen = PRESETS.get(encoder)
     get = [chosen.command] if chosen is not None and not chosen.installed else []
+    begin = [] if first is None else [f"confide train {first} --out {run_of(out.stem)}"]
     train, evaluate = f"confide train {out} --out {run}", f"confide evaluate {run}"
     if not private:
-        return [*get, train, evaluate, f"confide export {run} --out {out.stem}.onnx"]
+        return [*get, *begin, train, evaluate, f"confide export {run} --out {out.stem}.onnx"]
     published = f"published/{out.stem}"
     release = [f"confide publish {run} {published}", f"confide export {published} --out {out.stem}.onnx"]
-    return [*get, f"{train} --set privacy.source=system", evaluate, *release]
+    train += " --set privacy.source=system"  # at its end it says what evaluate would
+    return [*get, *begin, train, *release] if begin else [*get, train, evaluate, *release]

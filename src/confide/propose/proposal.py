@@ -13,7 +13,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,8 @@ from confide.encoders.weights import find, is_url
 from confide.errors import UserError
 from confide.propose.affordable import ENOUGH, Afforded, afford, people_needed
 from confide.propose.look import Found, Section
-from confide.propose.writing import Draft
+from confide.propose.voices import run_of, sayings, write_start
+from confide.propose.writing import Draft, quoted
 from confide.retrieval.splits import ColumnSplit, EvenSplit
 from confide.runs.corpus_choice import check_corpus, read_with_bar
 from confide.settings import validate
@@ -47,6 +48,8 @@ class Proposal:
     encoder: str
     people: int
     epsilon: float | None
+    start: str | None = None
+    """The text of another recipe, whose run this one begins with."""
 
 
 def speech_encoder(language: str) -> str:
@@ -77,23 +80,30 @@ def check_encoder(source: str, kind: Literal["speech", "text"]) -> None:
 
 def propose(
     found: Found, name: str, epsilon: float | None, encoder: str | None = None, start: Path | None = None,
-    letters: str = "",
+    letters: str = "", voices: bool | None = None,
 ) -> Proposal:  # fmt: skip
-    """Choose, and write down why. `epsilon` is none where nobody asked for one: then what can be afforded is chosen."""
+    """Choose, and write down why. `epsilon` is none where nobody asked for one: then what can be afforded is chosen.
+
+    `voices` is none where nobody asked for a start from simulated voices: then there is one where the model is private
+    and the words are few.
+    """
     if encoder is not None:
         check_encoder(encoder, found.task)
     if start is not None and not start.exists():
         raise UserError(
             f"--start {start}: there is nothing; expected the folder of a finished run, or a file model.safetensors"
         )
+    if voices and (start is not None or found.task != "speech"):
+        raise UserError("--voices: expected recordings, and no --start beside it; leave one of them out")
     if found.task == "speech":
-        return _propose_speech(found, name, epsilon, encoder, start, letters)
+        return _propose_speech(found, name, epsilon, encoder, start, letters, voices)
     return _propose_text(found, name, epsilon, encoder, start)
 
 
 def _propose_speech(
-    found: Found, name: str, epsilon: float | None, encoder: str | None, start: Path | None, letters: str
-) -> Proposal:
+    found: Found, name: str, epsilon: float | None, encoder: str | None, start: Path | None, letters: str,
+    voices: bool | None,
+) -> Proposal:  # fmt: skip
     train, test, corpus, tested, notes = _part_speakers(found)
     encoder = encoder or speech_encoder(corpus.language)
     tokens = Tokens(corpus.language, letters)
@@ -104,7 +114,7 @@ def _propose_speech(
     longest = max(u.seconds for u in corpus.utterances())
     batch = _batch(seconds, longest)
     draft = Draft()
-    draft.lines.append(f"description: {_quoted(f'{name}: a head on a frozen encoder, for {people:,} people')}")
+    draft.lines.append(f"description: {quoted(f'{name}: a head on a frozen encoder, for {people:,} people')}")
     draft.comment(
         f"Written by `confide init` for {found.layout}: {people:,} people to train on, {len(corpus.utterances()):,} "
         f"utterances, {sum(seconds) / 3600:.2f} h; {len(tested.speakers):,} other people to test on, "
@@ -122,11 +132,19 @@ def _propose_speech(
         ),
         ("model", model, f"The encoder stays as it is; {numbers:,} numbers are trained on its states."),
     ]
-    fields += [("start", str(start), "The model to begin with.")] if start is not None else []
     fields += (
         [("letters", letters, "The token set, beside the word boundary, hyphen and apostrophe.")] if letters else []
     )
     harmed = Counter(kind for utterance in corpus.utterances() for kind in damage(tokens, utterance.text))
+    begun: str | None = None
+    if start is not None:
+        fields.append(("start", str(start), "The model to begin with."))
+    elif voices or (voices is None and plan is not None):
+        spelled = Tokens(corpus.language, letters, bool(harmed["digits removed"]))
+        begun, why = _begin_with_voices(name, corpus, spelled, model, bool(voices))
+        if begun is not None:
+            fields.append(("start", str(run_of(name)), f"Simulated people say the words first: {name}-start.yaml."))
+            warnings.append(why)
     if harmed["digits removed"]:
         fields.append(("numbers", "spell", f"Digits in {harmed.pop('digits removed'):,} utterances become words."))
     warnings += [f"normalising changes texts: {many:,} utterances with {kind}" for kind, many in harmed.items()]
@@ -146,7 +164,24 @@ def _propose_speech(
         schedule = {"kind": "linear", "steps": steps}
         draft.section("central", kind="sgd", learning_rate=4.0, momentum=0.9, schedule=schedule)
     _write_end(draft, steps)
-    return _proposal(draft, name, found, plan, tuple(warnings), encoder, people, len(tested.speakers), numbers)
+    made = _proposal(draft, name, found, plan, tuple(warnings), encoder, people, len(tested.speakers), numbers)
+    return replace(made, start=begun)
+
+
+def _begin_with_voices(
+    name: str, corpus: Corpus, tokens: Tokens, model: dict[str, Any], asked: bool
+) -> tuple[str | None, str]:
+    """The recipe of a start, and what there is to say about it; who asked for one is told why there is none."""
+    found = sayings(corpus, tokens)
+    if isinstance(found, str):
+        if asked:
+            raise UserError(f"--voices: there is no list of words for them: {found}. Leave --voices out")
+        return None, ""
+    listed = ", ".join(found.words[:10]) + (", ..." if len(found.words) > 10 else "")
+    return write_start(name, found, corpus.language, model), (
+        f"simulated voices say {len(found.words)} words first ({listed}): the list was read from the texts without "
+        f"noise, and no guarantee covers it. Look at it in {name}-start.yaml, or leave it out with --no-voices"
+    )
 
 
 def _propose_text(found: Found, name: str, epsilon: float | None, encoder: str | None, start: Path | None) -> Proposal:
@@ -173,7 +208,7 @@ def _propose_text(found: Found, name: str, epsilon: float | None, encoder: str |
     numbers = len(corpus.documents) * (width_of(encoder) + 1)
     plan, warnings = _plan(people, numbers, epsilon, unit, everyone=True)
     draft = Draft()
-    draft.lines.append(f"description: {_quoted(f'{name}: a classifier head on a frozen language model')}")
+    draft.lines.append(f"description: {quoted(f'{name}: a classifier head on a frozen language model')}")
     rows = f"{len(corpus.train):,} texts to train on and {len(corpus.test):,} to test on"
     draft.comment(
         f"Written by `confide init` for {found.layout}: {rows}, {len(corpus.documents):,} labels."
@@ -320,7 +355,3 @@ def _proposal(
     )
     epsilon = None if plan is None else plan.epsilon
     return Proposal(draft.text, found.layout, said, (*found.notes, *warnings), encoder, people, epsilon)
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -50,6 +50,10 @@ class Draft:
         return parse(read_yaml(self.text), name)
 
 
+def quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
 def in_line(value: Any) -> str:
     """A value as YAML writes it in one line."""
     text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6, allow_unicode=True)
