@@ -46,6 +46,8 @@ def render(found: Comparison, home: str = "") -> str:
 def _runs(found: Comparison) -> str:
     ends = [v for run in found.runs for v in (run.interval or ())]
     low, high = (min(ends), max(ends)) if ends else (0.0, 1.0)
+    metrics = {in_words(run.metric) for run in found.runs}
+    one = len(metrics) == 1  # then the column of values is called so
     rows = []
     for place, run in enumerate(found.runs):
         summary, (value, between, epsilon) = run.summary, run.shown
@@ -53,16 +55,22 @@ def _runs(found: Comparison) -> str:
         of = f"{summary['cohort']:,} of {summary['population']:,}"
         size = [f"{summary['steps']:,}", f"{summary['seconds']:.4g}", str(summary["seed"])]
         before, after = map(
-            _plain_cells, ([in_words(run.metric), value, between], [run.against_start, epsilon, delta, of, *size])
+            _plain_cells,
+            (
+                [*([] if one else [in_words(run.metric)]), value, between],
+                [run.against_start, epsilon, delta, of, *size],
+            ),
         )
         inner = f"{before}<td>{_whisker(run, low, high)}</td>{after}"
         rows.append(f"<tr class=c{place % 8}><th scope=row>{_DOT}{html.escape(run.name)}</th>{inner}</tr>")
     heads = (
-        "run", "metric", "value", "95 % interval", "", "against its start", "epsilon", "delta", "cohort", "steps",
-        "seconds", "seed",
+        "run", *(metrics if one else ("metric", "value")), "95 % interval", "", "against its start", "epsilon", "delta",
+        "cohort", "steps", "seconds", "seed",
     )  # fmt: skip
     top = "".join(f"<th scope=col>{head}</th>" for head in heads)
-    return f"<div class=scroll><table><thead><tr>{top}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    return (
+        f"<div class=scroll><table class=fit><thead><tr>{top}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    )
 
 
 def _plain_cells(cells: list[str]) -> str:
