@@ -201,7 +201,7 @@
       bar.setAttribute("aria-label", "progress of " + run.name);
       const left = run.state === "running" && run.seconds_left !== null ? `, about ${duration(run.seconds_left)} left` : "";
       const where = run.state === "damaged" ? [run.said] : [bar, ` ${number(run.step)} of ${number(run.steps)}${left}`];
-      const metric = run.value === null || run.value === undefined ? "" : run.metric_said.endsWith(", %") ? `${run.metric_said.slice(0, -3)} ${number(run.value)} %` : `${run.metric_said} ${number(run.value)}`;
+      const metric = run.value === null || run.value === undefined ? "" : run.metric_said.endsWith(", %") ? `${run.metric_said.slice(0, -3)} ${number(run.value)}\u00a0%` : `${run.metric_said} ${number(run.value)}`;
       const epsilon = !run.step ? "" : run.epsilon === null ? make("span", { className: "none" }, "no guarantee") : make("span", { className: run.strength, title: run.protection }, `${run.epsilon_shown} ${run.strength}`);
       const large = run.delta && run.population && run.delta * run.population > 1;
       const delta = run.delta && run.epsilon !== null ? make("span", { className: large ? "none" : "", title: large ? "above 1 / population" : "" }, String(run.delta)) : "";
