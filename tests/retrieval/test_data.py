@@ -124,6 +124,16 @@ def test_the_folds_of_one_seed_test_every_row_once(tmp_path: Path) -> None:
         _read(kind="ag_news", folder=tmp_path, fold=0)
 
 
+def test_a_deal_of_its_own_keeps_the_test_rows_whatever_the_seed_is(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("query,document\n" + "".join(f"text {n},{'ab'[n % 2]}\n" for n in range(40)))
+    table = {"kind": "table", "queries": tmp_path / "rows.csv"}
+    plain = [_read(seed, **table).test.texts for seed in (0, 1)]
+    dealt = [_read(seed, deal=1, **table).test.texts for seed in (0, 1, 2)]
+    assert plain[0] != plain[1]
+    assert dealt == [plain[1]] * 3
+    assert _read(0, deal=1, held_out=0.2, **table).test.texts == _read(1, held_out=0.2, **table).test.texts
+
+
 def test_a_label_that_no_training_query_has_is_left_out_of_the_test_and_counted(tmp_path: Path) -> None:
     """Nothing could retrieve it; without the count its queries would be missing from the score unseen."""
     rows = ['"1","War","somewhere"', '"2","Match","won"', '"1","Peace","at last"', '"2","Cup","lost"']

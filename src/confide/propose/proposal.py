@@ -218,6 +218,9 @@ def _propose_text(found: Found, name: str, epsilon: float | None, encoder: str |
     )  # fmt: skip
     clients = ColumnSplit() if owned else EvenSplit(clients=people)
     data_why = "Test texts are those of owners whom nobody trains on." if owned else ""
+    if not owned and "test" not in section and section["kind"] != "ag_news":  # which has a test of its own
+        section = {**section, "deal": 0}
+        data_why = "The same texts are for the test whatever run.seed is."
     fields: list[tuple[str, Any, str]] = [
         ("kind", "retrieval", ""),
         ("encoder", {"source": encoder, "pooling": "mean"}, "Stays as it is; its vectors are computed once and kept."),

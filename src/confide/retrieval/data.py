@@ -42,6 +42,11 @@ class SplitSettings(Section):
         description="which of the 1 / test_share equal parts is the test, from 0: with one seed, all folds together "
         "test every example once; none: a share at random",
     )  # fmt: skip
+    deal: Annotated[int, Field(ge=0)] | None = Field(
+        None, exclude_if=lambda value: value is None,
+        description="deals test rows, folds and held-out rows by this number, so that runs with unlike seeds are "
+        "tested on the same rows; none: by run.seed",
+    )  # fmt: skip
     held_out: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None,
         description="to choose settings: train without this share of the training examples (with test_by: clients, of "
@@ -116,6 +121,7 @@ def assemble(
     Without `documents` every id that occurs in training is one, in sorted order, with the id as its text.
     """
     counts: Counter[str] = left_out if left_out is not None else Counter()
+    seed = seed if settings.deal is None else settings.deal
     if settings.fold is not None and (test_rows is not None or settings.test_by == "clients"):
         raise UserError(f"{name}: fold={settings.fold} of data whose test is given, or is whole clients; leave it out")
     if settings.fold is not None and settings.fold >= round(1 / settings.test_share):

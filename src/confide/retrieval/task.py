@@ -124,7 +124,8 @@ class Retrieval(BasicTask):
         if recipe["task"]["kind"] != self.settings.kind or others:
             raise UserError(
                 f"task.start={run}: {' and '.join(others) or 'the task'} of that run are not this one's; a model that "
-                "has seen this run's test queries would be judged too well: give both the same data and run.seed"
+                "has seen this run's test queries would be judged too well: give both the same data, and one "
+                "run.seed or task.data.deal"
             )
         theirs, seed = RetrievalSettings.model_validate(recipe["task"]), recipe["run"]["seed"]
         mine = self.settings.head.form, self.settings.experts, self.settings.experts and self.seed
