@@ -166,7 +166,7 @@ def page_parts(frontier: Frontier) -> list[str]:
     rows: list[list[Cell]] = [
         [
             spot.recipe, (spot.epsilon or math.inf, "no privacy" if spot.epsilon is None else shown(spot.epsilon)),
-            (spot.value, f"{spot.value:.2f}"), (len(spot.values), str(len(spot.values))),
+            (spot.value, f"{spot.value:.4g}"), (len(spot.values), str(len(spot.values))),
             (spot.cohort, f"{spot.cohort:,}"), (spot.population, f"{spot.population:,}"),
         ]
         for spot in frontier.spots
