@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 from confide import recipe
 from confide.errors import UserError
+from confide.privacy.plan import Plan
 from confide.reproduce import pfl_asr, speech_claims, speech_tables
 
 Command = Callable[..., tuple[int, str, str]]
@@ -278,3 +281,10 @@ def test_half_of_the_bound_and_the_same_c_sigma_is_the_same_noise() -> None:
     noise = [found.privacy.noise_scale * found.bounding.bound for found in (whole, alike)]  # type: ignore[operator]
     assert noise[0] == pytest.approx(noise[1])
     assert whole.bounding.bound == 2 * alike.bounding.bound  # type: ignore[operator]
+
+
+def test_a_cell_whose_noise_proves_nothing_can_be_kept(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Plan, "epsilon", lambda *_: math.inf)
+    noise = ["local.gradient_clip=1", *speech_tables.noisy(0.1)]
+    found = pfl_asr.measure(recipe.load(str(small / "base" / "federated"), noise))
+    assert json.loads(json.dumps(found, allow_nan=False))["epsilon"] is None

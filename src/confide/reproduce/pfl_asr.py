@@ -81,7 +81,8 @@ def measure(recipe: Recipe) -> dict[str, Any]:
     start = evaluate(before, begun)
     loop, state = simulate(recipe, before.task, watch)
     end = loop.task.evaluate(loop.layout.views(loop.final.model(state)))
-    epsilon = loop.plan.epsilon(loop.charges) if loop.plan.event.private else None
+    proven = loop.plan.epsilon(loop.charges) if loop.plan.event.private else math.inf
+    epsilon = proven if math.isfinite(proven) else None  # an accountant may prove nothing of so little noise
     watched = {"course": course} if course else {}
     return {
         "start": start["wer"], "wer": end["wer"], "cer": end["cer"], "curve": curve, "seconds": state.seconds,
