@@ -124,7 +124,8 @@ def large(parameters: int) -> None:
 
 
 class Gated(TrainingProcessCallback):
-    """Stands between the rounds. On other ranks there is nobody to obey: they wait in the next all-reduce."""
+    """Stands between the rounds. Other ranks wait for the first one, or they would train their share of the next round
+    in the turn of another system."""
 
     def __init__(self, gate: Gate | None) -> None:
         self.gate = gate
@@ -132,16 +133,20 @@ class Gated(TrainingProcessCallback):
     def on_train_begin(self, *, model: Any) -> Any:
         if self.gate is not None:
             self.gate.ready()
-            if not self.gate.open():
-                os._exit(0)
+        self._wait()
         return Metrics()
 
     def after_central_iteration(self, aggregate_metrics: Any, model: Any, *, central_iteration: int) -> Any:
         if self.gate is not None:
             self.gate.close()
-            if not self.gate.open():
-                os._exit(0)
+        self._wait()
         return False, Metrics()
+
+    def _wait(self) -> None:
+        if self.gate is not None and not self.gate.open():
+            os._exit(0)
+        if torch.distributed.is_initialized():
+            torch.distributed.barrier()
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import pytest
 import soundfile
 
 from confide import recipe
+from confide.errors import UserError
 from confide.propose.look import Columns, look
 from confide.propose.proposal import propose
-from confide.propose.voices import Sayings, sayings
+from confide.propose.voices import Sayings, read_words, share_said, spelled
 from confide.runs.folder import train
 from confide.settings import read_yaml
 from confide.speech.corpus import Corpus, Utterance
@@ -31,10 +33,6 @@ def corpus(texts: dict[str, list[str]], language: str = "en") -> Corpus:
     return Corpus("made", language, speakers, [])
 
 
-def found(texts: dict[str, list[str]]) -> Sayings | str:
-    return sayings(corpus(texts), Tokens("en"))
-
-
 def folder(root: Path, people: int, texts: tuple[str, ...]) -> Path:
     for person in range(people):
         for take, text in enumerate(texts):
@@ -46,42 +44,48 @@ def folder(root: Path, people: int, texts: tuple[str, ...]) -> Path:
     return root
 
 
-def test_whole_utterances_are_the_words_where_there_are_few_of_them() -> None:
-    assert found({f"p{n}": ["Turn it on!", "turn it off"] for n in range(5)}) == Sayings(
-        ("turn it off", "turn it on"), (1, 1)
-    )
+def test_words_stand_between_commas_or_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("Turn it on!\n\nturn it off\nTurn it on!\n")
+    assert read_words(str(tmp_path / "words.txt")) == ("Turn it on!", "turn it off")
+    assert read_words(" yes,no, ,yes") == ("yes", "no")
+    (tmp_path / "words.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="cannot be read as text"):
+        read_words(str(tmp_path / "words.txt"))
 
 
-def test_words_are_said_in_a_row_where_utterances_are_many_and_words_few() -> None:
-    draw, digits = np.random.default_rng(0), ("one", "two", "three", "four")
-    texts = {f"p{n}": [" ".join(draw.choice(digits, size)) for size in (2, 3, 4)] for n in range(50)}
-    assert found(texts) == Sayings(tuple(sorted(digits)), (2, 4))
+def test_words_are_written_as_the_model_writes_them() -> None:
+    made, tokens = corpus({"p": ["turn it on"]}), Tokens("en")
+    assert spelled(Sayings(("Turn it ON!", "turn it on"), 2), made, tokens) == Sayings(("turn it on",), 2)
+    for words, said in (((), "there are 0"), (("yes", "??"), "'??' has no letters"), (tuple(map(str, range(101))), "")):
+        with pytest.raises(UserError, match=rf"--words: .*{re.escape(said)}"):
+            spelled(Sayings(words), made, tokens)
+    with pytest.raises(UserError, match="the voices speak en, fr, de"):
+        spelled(Sayings(("sí",)), corpus({"p": ["sí"]}, "es"), Tokens("es", "abcsí"))
 
 
-def test_what_few_people_say_is_not_on_the_list() -> None:
-    texts = {f"p{n}": ["yes", "no"] * 3 for n in range(8)}
-    for person in list(texts)[:4]:  # one fewer than it takes
-        texts[person].append("moreau")
-    said = found({**texts, "p8": ["yes"] * 40})
-    assert isinstance(said, Sayings)
-    assert said.words == ("no", "yes")
-    texts["p5"].append("moreau")
-    assert found({**texts, "p8": ["yes"] * 40}) == Sayings(("moreau", "no", "yes"), (1, 1))
+def test_how_much_of_what_is_said_the_words_are() -> None:
+    made = corpus({"p": ["yes", "Yes no", "maybe"], "q": ["no!"]})
+    assert share_said(Sayings(("yes", "no")), made, Tokens("en")) == 0.75
 
 
-def test_free_speech_and_other_languages_have_no_list() -> None:
-    draw = np.random.default_rng(0)
-    free = {
-        f"p{n}": [" ".join("abcdefghij"[d] * 3 for d in draw.integers(0, 10, 4)) for _ in range(3)] for n in range(9)
-    }
-    names = {person: [f"{text} n{'x' * n}" for text in own] for n, (person, own) in enumerate(free.items())}
-    assert "at most 100 words or phrases, each said by 5 people or more" in str(found(names))
-    assert "the voices speak en, fr, de" in str(sayings(corpus({"p": ["sí"]}, "es"), Tokens("es", "abcs")))
+def test_the_start_depends_on_no_recording(tmp_path: Path) -> None:
+    """A list of words from people's texts would change with one of them, and no guarantee would cover it."""
+    words = Sayings(("yes", "no"))
+    made = [
+        propose(look(folder(tmp_path / name, 140, texts), Columns(), "en"), "mine", None, words=words).start
+        for name, texts in (("one", ("yes", "no")), ("other", ("moreau",)))
+    ]
+    assert made[0] == made[1]
+    assert made[0] is not None
+    assert "moreau" not in made[0]
+    place = look(tmp_path / "other", Columns(), "en")
+    assert propose(place, "mine", None).start is None
+    assert "moreau" not in propose(place, "mine", None).text
 
 
 def test_two_recipes_are_written_and_the_second_begins_with_the_first(tmp_path: Path, command: Command) -> None:
     place, out = folder(tmp_path / "people", 8, ("yes", "no")), tmp_path / "mine.yaml"
-    code, printed, err = command("init", place, "--out", out, "--voices")
+    code, printed, err = command("init", place, "--out", out, "--words", "yes,no")
     assert code == 0, err
     begin, then = (line.strip() for line in printed.splitlines() if line.startswith("  confide train"))
     assert begin == f"confide train {tmp_path / 'mine-start.yaml'} --out runs/mine-start"
@@ -89,41 +93,41 @@ def test_two_recipes_are_written_and_the_second_begins_with_the_first(tmp_path: 
     recipes: list[Any] = [recipe.load(str(path)) for path in (out, tmp_path / "mine-start.yaml")]
     wanted, first = recipes
     assert wanted.task.start == Path("runs/mine-start")
-    assert first.task.corpus.words == ["no", "yes"]
+    assert first.task.corpus.words == ["yes", "no"]
     assert first.task.model == wanted.task.model
-    assert "2 words first (no, yes): the list was read from the texts without noise" in err
     code, _, err = command("init", place, "--out", tmp_path / "b.yaml")
     assert code == 0
-    assert not (tmp_path / "b-start.yaml").exists(), "nobody asked, and the model is not private"
+    assert not (tmp_path / "b-start.yaml").exists()
     (tmp_path / "c-start.yaml").touch()
-    code, _, err = command("init", place, "--out", tmp_path / "c.yaml", "--voices")
+    code, _, err = command("init", place, "--out", tmp_path / "c.yaml", "--words", "yes")
     assert code == 2
     assert "c-start.yaml is there already" in err
     assert not (tmp_path / "c.yaml").exists()
 
 
-def test_a_private_recipe_of_few_words_has_a_start_unless_it_was_refused(tmp_path: Path) -> None:
+def test_a_private_recipe_of_few_words_is_told_of_them(tmp_path: Path) -> None:
     place = look(folder(tmp_path / "people", 140, ("yes",)), Columns(), "en")
     made = propose(place, "mine", None)
     assert made.epsilon == 8
-    assert made.start is not None
-    assert propose(place, "mine", None, voices=False).start is None
-    assert propose(place, "mine", None, start=tmp_path).start is None
+    assert any("people say 1 different things" in line and "--words" in line for line in made.said)
+    assert not any("--words" in line for line in propose(place, "mine", None, words=Sayings(("yes",))).said)
+    wrong = propose(place, "mine", None, words=Sayings(("no", "stop")))
+    assert "--words: only 0% of the utterances consist of these 2 words" in wrong.warnings
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["people"], "--voices: there is no list of words for them"),
-        (["people", "--start", "people"], "--voices: expected recordings, and no --start beside it"),
+        (["--words", "?!"], "--words: '?!' has no letters"),
+        (["--words", "yes", "--start", "people"], "--words: expected recordings, and no --start beside it"),
     ],
 )
-def test_who_asks_for_voices_that_cannot_be_is_told_why(
+def test_words_that_cannot_be_are_refused(
     words: list[str], said: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     folder(Path("people"), 3, ("hello", "there"))
-    code, _, err = command("init", *words, "--voices")
+    code, _, err = command("init", "people", *words)
     assert code == 2
     assert said in err
     assert not list(Path().glob("*.yaml"))
@@ -134,7 +138,7 @@ def test_both_recipes_train_one_after_the_other(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     place = look(folder(tmp_path / "people", 8, ("yes", "no")), Columns(), "en")
-    made = propose(place, "mine", None, str(tiny_speech_model("whisper")), voices=True)
+    made = propose(place, "mine", None, str(tiny_speech_model("whisper")), words=Sayings(("yes", "no")))
     assert made.start is not None
     first: dict[str, Any] = read_yaml(made.start)
     for part in ("corpus", "test"):

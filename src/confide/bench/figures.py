@@ -10,6 +10,7 @@ from confide.report.figures.sheets import panel, sheet
 
 TIME, MEMORY = "#1d4ed8", "#b45309"
 _ACROSS = 4
+_LEVEL = 3  # times that differ by less are drawn from 0, so that chance does not look like growth
 
 
 def draw_scaling(path: Path, points: list[Point]) -> Path:
@@ -34,7 +35,8 @@ def draw_scaling(path: Path, points: list[Point]) -> Path:
                 axis.set_xticks(places, [_short(x) for x in places])
                 axis.minorticks_off()
                 axis.margins(y=0.1)
-                if few or axis is bottom:
+                level = max(p.seconds for p in own) < _LEVEL * min(p.seconds for p in own)
+                if few or level or axis is bottom:
                     axis.set_ylim(0, 1.1 * axis.get_ylim()[1])
                 else:
                     axis.set_yscale("log")
@@ -59,7 +61,8 @@ def draw_ratios(path: Path, rows: list[dict[str, Any]]) -> Path:
             axis.text(row["ratio"] * 1.03, place, f"{row['ratio']:.2f}", va="center", fontsize=8)
         axis.set_yticks(places, names)
         axis.set(xscale="log", xlabel="times as long as confide's best (log)")
-        axis.margins(x=0.15)
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.margins(x=0.15, y=0.01)
     return path
 
 

@@ -34,15 +34,14 @@ def init(
         str | None, typer.Option(help="The frozen encoder: a preset (`confide encoder list`), a folder, owner/name.")
     ] = None,
     start: Annotated[Path | None, typer.Option(help="A run or model to begin with, such as a seed.")] = None,
-    voices: Annotated[
-        bool | None,
+    words: Annotated[
+        str | None,
         typer.Option(
-            "--voices/--no-voices",
-            show_default=False,
-            help="Begin with simulated people who say the same words, by a second recipe. Without it: where the words "
-            "are few and the model is private.",
+            help="Words or phrases that people say and everybody may know, with commas, or a file with one a line: "
+            "simulated people say them first, by a second recipe. They are public with the model."
         ),
     ] = None,
+    in_a_row: Annotated[int, typer.Option(min=1, max=50, help="How many of --words an utterance has at most.")] = 1,
     get: Annotated[bool, typer.Option("--get", help="Fetch the encoder now, if it is not there.")] = False,
     path_column: Annotated[str | None, typer.Option(help=_Column)] = None,
     speaker_column: Annotated[str | None, typer.Option(help=_Column)] = None,
@@ -55,14 +54,16 @@ def init(
 
     It finds out the layout, counts people and hours, holds people out for the test, and chooses encoder, cohort, steps,
     batch, delta and noise, with a comment for each. It says so where people are too few, and how many would be enough.
-    Where people say few words, simulated people say them first, which costs no privacy: a second recipe is for that.
+    Where people say few words that are no secret, such as an application's commands, `--words` begins with simulated
+    people who say them, which costs no privacy: a second recipe is for that.
     It opens headers of recordings and the first rows of tables, sends nothing anywhere, and overwrites nothing. With
     `--get` it fetches the encoder from its registry.
 
-    Example: `confide init recordings --out mine.yaml --epsilon 8`
+    Example: `confide init recordings --out mine.yaml --epsilon 8 --words yes,no,stop`
     """
     from confide.propose.look import Columns, look
     from confide.propose.proposal import propose
+    from confide.propose.voices import Sayings, read_words
 
     if data is None:
         data = Path(_ask("Where are your recordings or texts (a folder or a file)?", "DATA"))
@@ -75,11 +76,14 @@ def init(
         raise UserError(f"{out} is there already, and nothing is overwritten; give another --out")
     if not out.resolve().parent.is_dir():
         raise UserError(f"--out {out}: there is no folder {out.parent}; make it, or give another --out")
+    said = None if words is None else Sayings(read_words(words), in_a_row)
     found = look(data, Columns(path_column, speaker_column, text_column, label_column, owner_column), language)
-    made = propose(found, out.stem, epsilon, encoder, start, letters or "", voices)
+    made = propose(found, out.stem, epsilon, encoder, start, letters or "", said)
     first = None if made.start is None else out.with_name(f"{out.stem}-start.yaml")
     if first is not None and first.exists():
-        raise UserError(f"{first} is there already, and nothing is overwritten; give another --out, or --no-voices")
+        raise UserError(
+            f"{first} is there already, and nothing is overwritten; give another --out, or leave --words out"
+        )
     for warning in made.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     _write(out, made.text)

@@ -22,7 +22,7 @@ from confide.encoders.weights import find, is_url
 from confide.errors import UserError
 from confide.propose.affordable import ENOUGH, Afforded, afford, people_needed
 from confide.propose.look import Found, Section
-from confide.propose.voices import run_of, sayings, write_start
+from confide.propose.voices import MOST_WORDS, Sayings, run_of, share_said, spelled, write_start
 from confide.propose.writing import Draft, quoted
 from confide.retrieval.splits import ColumnSplit, EvenSplit
 from confide.runs.corpus_choice import check_corpus, read_with_bar
@@ -33,6 +33,7 @@ from confide.speech.tokens import Tokens, damage
 EPSILON = 8.0
 TEXT_ENCODER = "minilm"
 _BATCH_SECONDS = 60.0
+_MOSTLY = 0.5  # of the utterances
 
 
 @dataclass(frozen=True)
@@ -80,12 +81,11 @@ def check_encoder(source: str, kind: Literal["speech", "text"]) -> None:
 
 def propose(
     found: Found, name: str, epsilon: float | None, encoder: str | None = None, start: Path | None = None,
-    letters: str = "", voices: bool | None = None,
+    letters: str = "", words: Sayings | None = None,
 ) -> Proposal:  # fmt: skip
     """Choose, and write down why. `epsilon` is none where nobody asked for one: then what can be afforded is chosen.
 
-    `voices` is none where nobody asked for a start from simulated voices: then there is one where the model is private
-    and the words are few.
+    `words` are what simulated people say first.
     """
     if encoder is not None:
         check_encoder(encoder, found.task)
@@ -93,16 +93,16 @@ def propose(
         raise UserError(
             f"--start {start}: there is nothing; expected the folder of a finished run, or a file model.safetensors"
         )
-    if voices and (start is not None or found.task != "speech"):
-        raise UserError("--voices: expected recordings, and no --start beside it; leave one of them out")
+    if words is not None and (start is not None or found.task != "speech"):
+        raise UserError("--words: expected recordings, and no --start beside it; leave one of them out")
     if found.task == "speech":
-        return _propose_speech(found, name, epsilon, encoder, start, letters, voices)
+        return _propose_speech(found, name, epsilon, encoder, start, letters, words)
     return _propose_text(found, name, epsilon, encoder, start)
 
 
 def _propose_speech(
     found: Found, name: str, epsilon: float | None, encoder: str | None, start: Path | None, letters: str,
-    voices: bool | None,
+    words: Sayings | None,
 ) -> Proposal:  # fmt: skip
     train, test, corpus, tested, notes = _part_speakers(found)
     encoder = encoder or speech_encoder(corpus.language)
@@ -139,12 +139,14 @@ def _propose_speech(
     begun: str | None = None
     if start is not None:
         fields.append(("start", str(start), "The model to begin with."))
-    elif voices or (voices is None and plan is not None):
-        spelled = Tokens(corpus.language, letters, bool(harmed["digits removed"]))
-        begun, why = _begin_with_voices(name, corpus, spelled, model, bool(voices))
-        if begun is not None:
-            fields.append(("start", str(run_of(name)), f"Simulated people say the words first: {name}-start.yaml."))
-            warnings.append(why)
+    elif words is not None:
+        written = Tokens(corpus.language, letters, bool(harmed["digits removed"]))
+        words = spelled(words, corpus, written)
+        begun = write_start(name, words, corpus.language, model)
+        fields.append(("start", str(run_of(name)), f"Simulated people say the words first: {name}-start.yaml."))
+        share = share_said(words, corpus, written)
+        if share < _MOSTLY:
+            warnings.append(f"--words: only {share:.0%} of the utterances consist of these {len(words.words)} words")
     if harmed["digits removed"]:
         fields.append(("numbers", "spell", f"Digits in {harmed.pop('digits removed'):,} utterances become words."))
     warnings += [f"normalising changes texts: {many:,} utterances with {kind}" for kind, many in harmed.items()]
@@ -165,23 +167,12 @@ def _propose_speech(
         draft.section("central", kind="sgd", learning_rate=4.0, momentum=0.9, schedule=schedule)
     _write_end(draft, steps)
     made = _proposal(draft, name, found, plan, tuple(warnings), encoder, people, len(tested.speakers), numbers)
-    return replace(made, start=begun)
-
-
-def _begin_with_voices(
-    name: str, corpus: Corpus, tokens: Tokens, model: dict[str, Any], asked: bool
-) -> tuple[str | None, str]:
-    """The recipe of a start, and what there is to say about it; who asked for one is told why there is none."""
-    found = sayings(corpus, tokens)
-    if isinstance(found, str):
-        if asked:
-            raise UserError(f"--voices: there is no list of words for them: {found}. Leave --voices out")
-        return None, ""
-    listed = ", ".join(found.words[:10]) + (", ..." if len(found.words) > 10 else "")
-    return write_start(name, found, corpus.language, model), (
-        f"simulated voices say {len(found.words)} words first ({listed}): the list was read from the texts without "
-        f"noise, and no guarantee covers it. Look at it in {name}-start.yaml, or leave it out with --no-voices"
-    )
+    said = made.said
+    if plan is not None and start is None and words is None:
+        texts = {tokens.normalise(utterance.text) for utterance in corpus.utterances()}
+        if len(texts) <= MOST_WORDS:
+            said += (f"people say {len(texts)} different things; if these are no secret, --words begins with voices",)
+    return replace(made, said=said, start=begun)
 
 
 def _propose_text(found: Found, name: str, epsilon: float | None, encoder: str | None, start: Path | None) -> Proposal:

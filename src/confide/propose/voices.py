@@ -1,80 +1,79 @@
-"""A start for recordings of few words: simulated people say the same words, and a head learns from them first.
+"""A start for recordings of a few words that everybody may know: simulated people say them first.
 
-That costs no privacy, since nobody's recordings are in it. What it needs is the list of words, which is read from the
-texts. Nothing adds noise to that list, so only what `_LEAST` people, and one person in `_ONE_IN`, say is on it, and
-whoever uses the recipe has to look at it. The settings are those of `speech/words/seed`, which were chosen for three
-words; more words get more utterances, and fewer base voices, since each voice says every word once.
+A head that begins so costs no privacy, since nobody's recordings are in it. Its words are given, and never read from
+the texts: such a list would change with one person's text, the start and so the model with it, and no noise would hide
+that. The settings are those of `speech/words/seed`, which were chosen for three words; more words get more utterances,
+and fewer base voices, since each voice says every word once.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from confide.errors import UserError
 from confide.propose.writing import Draft, quoted
 from confide.speech.corpus import Corpus, Language
 from confide.speech.tokens import Tokens
 
 MOST_WORDS = 100
-_LEAST, _ONE_IN = 5, 100
-_COVERED = 0.95  # of what is said
 _VOICES, _SAYINGS = (40, 200), 6_000  # base voices, and how often they say a word in all: about a minute of one core
 _PEOPLE, _EACH, _STEPS = 400, 40, 100  # simulated people, utterances of each word, central steps
 
 
 @dataclass(frozen=True)
 class Sayings:
-    """What people say: words or phrases, and the fewest and most of them in an utterance."""
+    """Words or phrases that everybody may know, and how many of them an utterance has at most."""
 
     words: tuple[str, ...]
-    count: tuple[int, int]
+    in_a_row: int = 1
 
 
-def sayings(corpus: Corpus, tokens: Tokens) -> Sayings | str:
-    """The few words that nearly everything consists of; or why there is no such list."""
+def read_words(given: str) -> tuple[str, ...]:
+    """Words with commas between them, or a file with one word or phrase a line."""
+    path = Path(given)
+    if "," not in given and path.is_file():
+        try:
+            listed = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"--words {given}: cannot be read as text: {error}") from None
+    else:
+        listed = given.split(",")
+    return tuple(dict.fromkeys(word for each in listed if (word := each.strip())))
+
+
+def spelled(found: Sayings, corpus: Corpus, tokens: Tokens) -> Sayings:
+    """The words as the voices say them and the model writes them."""
     if corpus.language not in get_args(Language) or tokens.letters:
-        return f"the voices speak {', '.join(get_args(Language))}, in their own letters"
-    said = {
-        person: [text for utterance in own if (text := tokens.normalise(utterance.text))]
-        for person, own in corpus.speakers.items()
-    }
-    whole = _common(said)
-    if whole is not None:
-        return Sayings(whole, (1, 1))
-    words = _common({person: [word for text in own for word in text.split()] for person, own in said.items()})
-    if words is not None:
-        lengths = sorted(len(text.split()) for own in said.values() for text in own)
-        few, many = lengths[len(lengths) // 20], lengths[-1 - len(lengths) // 20]
-        return Sayings(words, (min(few, 50), min(many, 50)))
-    return (
-        f"{_COVERED:.0%} of what is said would have to be at most {MOST_WORDS} words or phrases, each said by "
-        f"{_least(len(said))} people or more"
-    )
+        raise UserError(
+            f"--words: the voices speak {', '.join(get_args(Language))}, in their own letters; leave it out"
+        )
+    words = {word: tokens.normalise(word) for word in found.words}
+    unsaid = [word for word, text in words.items() if not text]
+    if unsaid or not 0 < len(words) <= MOST_WORDS:
+        given = f"{unsaid[0]!r} has no letters" if unsaid else f"there are {len(words)}"
+        raise UserError(
+            f"--words: {given}; expected 1 to {MOST_WORDS} words or phrases that people say, as in --words yes,no,stop"
+        )
+    return Sayings(tuple(dict.fromkeys(words.values())), found.in_a_row)
 
 
-def _least(people: int) -> int:
-    return max(_LEAST, math.ceil(people / _ONE_IN))
-
-
-def _common(said: dict[str, list[str]]) -> tuple[str, ...] | None:
-    """What enough people say, if it is not much and nearly everything."""
-    people = Counter(each for own in said.values() for each in set(own))
-    times = Counter(each for own in said.values() for each in own)
-    common = sorted(each for each, many in people.items() if many >= _least(len(said)))
-    covered = sum(times[each] for each in common)
-    return tuple(common) if 0 < len(common) <= MOST_WORDS and covered >= _COVERED * times.total() else None
+def share_said(found: Sayings, corpus: Corpus, tokens: Tokens) -> float:
+    """The share of all utterances that is one of these, or consists of their words."""
+    whole, parts = set(found.words), {part for word in found.words for part in word.split()}
+    texts = [tokens.normalise(utterance.text) for utterance in corpus.utterances()]
+    return sum(text in whole or parts.issuperset(text.split()) for text in texts) / len(texts)
 
 
 def write_start(name: str, found: Sayings, language: str, model: dict[str, Any]) -> str:
     """The recipe of the start."""
     many = len(found.words)
     voices = max(_VOICES[0], min(_VOICES[1], _SAYINGS // many))
-    each = max(3, math.ceil(_EACH * many / (_PEOPLE * sum(found.count) / 2)))
-    common = {"words": list(found.words), "count": list(found.count), "voices": voices}
+    each = max(3, math.ceil(_EACH * many / (_PEOPLE * (1 + found.in_a_row) / 2)))
+    common = {"words": list(found.words), "count": [1, found.in_a_row], "voices": voices}
     common |= {} if language == "en" else {"language": language}
 
     def people(part: str, count: int, utterances: int) -> dict[str, Any]:
@@ -83,8 +82,8 @@ def write_start(name: str, found: Sayings, language: str, model: dict[str, Any])
     draft = Draft()
     draft.lines.append(f"description: {quoted(f'{name}: a start, from simulated people who say the same words')}")
     draft.comment(
-        f"Written by `confide init`. The words were read from the recordings' texts without noise: {many} that "
-        "several people say. No guarantee covers this list: take out what nobody may see."
+        f"Written by `confide init`, for {many} words that were given to it. No guarantee covers this list, "
+        "which is public with the model: take out what nobody may see."
     )
     fields: Sequence[tuple[str, Any, str]] = (
         ("kind", "speech", ""),
