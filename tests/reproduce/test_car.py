@@ -198,6 +198,34 @@ def test_table_3_compares_clients_with_the_first_row_alone_and_a_warm_up_with_no
     assert not car_claims.claims_of("table3", rows)[-1]["holds"]
 
 
+def test_encoders_and_poolings_are_compared_seed_by_seed() -> None:
+    """SmolLM2 is ahead with the mean alone; the mean is ahead for SmolLM2 alone."""
+    scores = {("minilm", "mean"): "80 81 82", ("minilm", "last"): "80 81 83",
+              ("smollm2", "mean"): "84 86 86", ("smollm2", "last"): "79 83 81"}  # fmt: skip
+    rows = [
+        {
+            "encoder": encoder,
+            "pooling": pooling,
+            "each": each,
+            "accuracy": 40.0,
+            "top_k": 92.0 if pooling == "mean" else 80.0,
+        }
+        for (encoder, pooling), each in scores.items()
+    ]
+    found = car_claims.claims_of("figure6", rows)
+    assert [(one["value"], one["holds"]) for one in found] == [
+        (4.33, True),
+        (-0.33, False),
+        (-0.33, False),
+        (4.33, True),
+    ]
+    of_arxiv = car_claims.claims_of("figure7", rows)
+    assert [one["holds"] for one in of_arxiv[:4]] == [True, False, True, False], (
+        "ten that have twice as much are too few"
+    )
+    assert of_arxiv[4:] == found
+
+
 def test_only_the_adapter_of_a_random_start_is_another(base: str, tmp_path: Path) -> None:
     plain = load(base, ["task.method=adapter_head"])
     begun = make_task(car._begin_at_random(plain, tmp_path).task, 0).starting_parameters()

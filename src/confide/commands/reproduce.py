@@ -24,7 +24,8 @@ def reproduce(
             "starts (imbalance of models), pretrained (LoRA by rule), optimisers (LAMB, Adam under noise), product (C "
             "times sigma), local (how much users train), central (gradients of central training), precision "
             "(bfloat16); or car/ with figure2 (four combinations), table1 (FL, DP), table2 (clients), table3 (AG "
-            "News), figure7 (arXiv), start (of the adapter), folds and folds-arxiv (figure2 over --seeds folds)."
+            "News), figure6 (encoders on AG News), figure7 (on arXiv), start (of the adapter), folds and folds-arxiv "
+            "(figure2 over --seeds folds)."
         ),
     ],
     dataset: Annotated[

@@ -1,4 +1,4 @@
-"""CAR's experiments on the encoders and the data at hand: Figure 2, Tables 1 to 3 and Figure 7, with the paper's rows.
+"""CAR's experiments on encoders and data at hand: Figure 2, Tables 1 to 3, Figures 5 to 7, with the paper's rows.
 
 | what    | rows                                                                                            |
 |---------|-------------------------------------------------------------------------------------------------|
@@ -6,6 +6,7 @@
 | table1  | SMS spam, head and adapter + head: central, two clients, two clients with local noise           |
 | table2  | SMS spam, one, two and three clients: accuracy, and how much faster clients at once are         |
 | table3  | AG News, head on mean-pooled vectors: central, with a ReLU before it, three clients, with noise |
+| figure6 | AG News, head: encoder by pooling (Figures 5 and 6)                                             |
 | figure7 | arXiv, head: encoder by pooling, top 1 and top 10                                               |
 | start   | SMS spam, adapter + head: an adapter that begins as the identity, and one that begins at random |
 | folds   | figure2 over folds (`--seeds 5`), equal epochs, heads that begin as search; folds-arxiv: arXiv's titles |
@@ -40,7 +41,7 @@ from confide.randomness import generator
 from confide.recipe import Recipe, changed_by, load
 from confide.report.figures.retrieval import draw_bars, draw_curves
 from confide.reproduce.car_claims import GOAL, claims_of
-from confide.reproduce.car_tables import METHODS, SPEED_UPS, TABLES, Cell
+from confide.reproduce.car_tables import ENCODERS, METHODS, SPEED_UPS, TABLES, Cell
 from confide.reproduce.grid import Result, cached_task, claim_text, run_groups, text_table, write_rows
 from confide.retrieval.retriever import ADAPTER
 from confide.runs.records import evaluate
@@ -104,7 +105,7 @@ def reproduce(
     table = [cell for cell in TABLES[what]() if method is None or cell.row.get("method") == method]
     if not table:
         raise UserError(f"car/{what} has no row with method {method!r}; expected one of {', '.join(METHODS)}")
-    common = [] if what == "figure7" else [f"task.encoder.source={encoder}"]
+    common = [] if what in ENCODERS else [f"task.encoder.source={encoder}"]
     if limit is not None:
         common.append(f"task.data.{'per_category' if what in ('figure7', 'folds-arxiv') else 'limit'}={limit}")
     place, label = folder.parent / "car-cells", f"car/{what}"
@@ -210,7 +211,7 @@ def _text(
     what: str, encoder: str, seeds: int, rows: list[dict[str, Any]], claims: list[dict[str, Any]], folder: Path,
     drawn: list[Path],
 ) -> str:  # fmt: skip
-    who = "" if what == "figure7" else f" on {encoder}"
+    who = "" if what in ENCODERS else f" on {encoder}"
     lines = [f"CAR {what}{who}: test accuracy, %, mean of {seeds} seeds; the paper's beside it"]
     lines += text_table(rows, list(rows[0]))
     lines += [claim_text(one, ".2f") for one in claims]

@@ -6,7 +6,7 @@ import math
 from statistics import mean, stdev
 from typing import Any
 
-from confide.reproduce.car_tables import BOTH, HEAD, METHODS
+from confide.reproduce.car_tables import BOTH, ENCODERS, HEAD, METHODS, POOLINGS, SIZES
 from confide.reproduce.grid import claim
 
 GOAL = 95.0
@@ -60,12 +60,8 @@ def claims_of(what: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return _together_claims(rows)
     if what == "table3":
         return _news_claims(rows)
-    if what == "figure7":
-        return [
-            claim(f"{row['encoder']}, {row['pooling']}: top 10 over top 1", row["top_k"] / row["accuracy"], 2.2,
-                  row["top_k"] >= 2.2 * row["accuracy"])
-            for row in rows
-        ]  # fmt: skip
+    if what in ENCODERS:
+        return _encoder_claims(rows, of_all=what == "figure7")
     return []
 
 
@@ -80,6 +76,24 @@ def _news_claims(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     )  # fmt: skip
     each = [[float(score) for score in row["each"].split()] for row in (warm, cold)]
     return [*found, paired("adaptive noise: a warm-up is ahead of none, paired over seeds", *each)]
+
+
+def _encoder_claims(rows: list[dict[str, Any]], of_all: bool) -> list[dict[str, Any]]:
+    """That the larger encoder and the mean are ahead, and that the first ten of many categories have far more."""
+    each = {(row["encoder"], row["pooling"]): [float(score) for score in row["each"].split()] for row in rows}
+    found = []
+    if of_all:
+        found = [
+            claim(f"{row['encoder']}, {row['pooling']}: top 10 over top 1", row["top_k"] / row["accuracy"], 2.2,
+                  row["top_k"] >= 2.2 * row["accuracy"])
+            for row in rows
+        ]  # fmt: skip
+    (small, large), (average, last) = SIZES, POOLINGS
+    found += [paired(f"{pooling}: {large} is ahead of {small}, paired over seeds",
+                     each[large, pooling], each[small, pooling])
+              for pooling in POOLINGS]  # fmt: skip
+    return found + [paired(f"{encoder}: the {average} is ahead of the {last} token, paired over seeds",
+                           each[encoder, average], each[encoder, last]) for encoder in SIZES]  # fmt: skip
 
 
 def _together_claims(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
