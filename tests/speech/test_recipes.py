@@ -19,6 +19,7 @@ PAPER = sorted(name for name in shipped() if name.startswith("speech/paper/"))
 SEEDS = [name for name in PAPER if "/seed-" in name]
 PRIVATE = [name for name in PAPER if load(name).privacy.mechanism != "none"]
 SIZES = "speech/paper/model-sizes"
+PROMISED = sorted(name for name in shipped() if name.startswith("speech/") and load(name).privacy.target_epsilon)
 PRINTED = {3e-6: 42, 1e-5: 4.5}  # epsilon by noise, for 200 times the speakers of CV-en-train
 
 
@@ -34,6 +35,19 @@ def rate(recipe: Recipe, step: int) -> float:
 
 def test_there_are_recipes_of_every_kind() -> None:
     assert (len(PAPER), len(SEEDS), len(PRIVATE)) == (23, 2, 6)
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_recipes_with_an_epsilon_name_the_plan_that_makes_their_noise(name: str) -> None:
+    recipe, text = load(name), shipped()[name].read_text()
+    command = re.search(r"^# The noise: confide plan noise (.*)$", text, re.MULTILINE)
+    assert command, "no comment says how the noise was planned"
+    planned = {option: float(value) for option, value in re.findall(r"--(\S+) (\S+)", command[1])}
+    people = getattr(task_of(recipe).corpus, "people", None) or {"words": 1560, "an4": 74, "digits": 48}[name.split("/")[1]]
+    assert planned == {
+        "target-epsilon": recipe.privacy.target_epsilon, "delta": recipe.privacy.delta, "rounds": recipe.run.steps,
+        "cohort": recipe.sampling.cohort, "population": people,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PAPER)

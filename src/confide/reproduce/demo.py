@@ -33,8 +33,14 @@ START, PRIVATE = "speech/voices/seed", "speech/voices/private"
 SEED, WHOLE = "speech/population/seed", "speech/population/private"
 LEVELS: dict[str, float | None] = {"no-privacy": None, "epsilon-8": 8.0, "epsilon-2": 2.0, "epsilon-1": 1.0}
 """The runs' folders, and the epsilon of each."""
-FEWER = {SEED: ("run.steps=600",), WHOLE: ("task.corpus.people=5000", "sampling.cohort=1000", "task.test.people=200")}
-"""The whole recogniser's recipes, at the demo's size."""
+FEWER = {
+    SEED: ("run.steps=600", "evaluation.every=300"),
+    WHOLE: (
+        "task.corpus.people=5000", "task.corpus.utterances=1", "sampling.cohort=500", "run.steps=30",
+        "central.schedule.steps=30", "task.test.people=100", "evaluation.every=30",
+    ),
+}  # fmt: skip
+"""The whole recogniser's recipes, at a size that leaves the demo within its ten minutes."""
 
 
 @dataclass(frozen=True)
