@@ -15,7 +15,7 @@ import socket
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +47,7 @@ class Honest:
     def with_facts(self, **other: Any) -> list[bytes]:
         """The same answer, but for some facts; one that is `...` is left out."""
         facts = {key: value for key, value in (self.facts | other).items() if value is not ...}
-        return list(frames(self.ticket, "", Parcel(facts, {self.name: self.array})))
+        return deep(frames(self.ticket, "", Parcel(facts, {self.name: self.array})))
 
     def with_array(self, array: np.ndarray[Any, Any], name: str | None = None) -> list[bytes]:
         return list(frames(self.ticket, "", Parcel(self.facts, {name or self.name: array})))
@@ -58,6 +58,19 @@ class Honest:
 
 
 Way = Callable[[Honest], list[bytes]]
+DEEP = "a thousand lists in each other"
+"""Stands for them in facts, since msgpack writes none so deep, but reads them."""
+TERMINAL = "9\x1b[2J\x07\r\nstep 7: all is well\u202e\u2028"
+"""Text that would forge a line of a log, and clear a terminal."""
+BEYOND = {
+    "measures": [0.1], "raw_norms": [1.0], "loss": 1e308, "norm": -1.0, "norm_squared": -1.0, "not_finite": 0.5,
+    "users": 1.0, "layer_bounded": [-1.0],
+}  # fmt: skip
+"""Figures that no relay has counted."""
+
+
+def deep(messages: Iterable[bytes]) -> list[bytes]:
+    return [message.replace(msgpack.packb(DEEP), b"\x91" * 1010 + b"\xc0") for message in messages]
 
 
 def _nested(honest: Honest) -> list[bytes]:
@@ -95,6 +108,8 @@ BOTH: dict[str, Way] = {
     "another step": lambda h: h.with_facts(step=10**6),
     "another version": lambda h: h.with_facts(version="9.9"),
     "another model": lambda h: h.with_facts(layout="none"),
+    "a version of lists in lists": lambda h: h.with_facts(version=DEEP),
+    "a version for a terminal": lambda h: h.with_facts(version=TERMINAL),
     "no facts": lambda h: list(frames(h.ticket, "", Parcel({}, {h.name: h.array}))),
     "another type": lambda h: h.with_array(h.array.astype("<f2")),
     "a short array": lambda h: h.with_array(h.array[:-1]),
@@ -104,6 +119,12 @@ BOTH: dict[str, Way] = {
     "a long text for a code": lambda h: list(frames(h.ticket, "x" * 100_000, Parcel())),
     "a refusal, then an answer": lambda h: [*refused(h), *h.with_facts()],
 }
+
+
+def counts(name: str, value: object) -> Way:
+    return lambda honest: honest.with_facts(tally={"users": 1, name: value})
+
+
 AS_CLIENT: dict[str, Way] = {
     **HEADS,
     **BOTH,
@@ -117,7 +138,9 @@ AS_CLIENT: dict[str, Way] = {
     "a loss of text": lambda h: h.with_facts(loss="low"),
     "a loss beyond all": lambda h: h.with_facts(loss=1e300),
     "a vote": lambda h: h.with_facts(votes=[7.0]),
-    "an answer as a relay": lambda h: h.with_facts(users=[3], tally={"users": 1}),
+    "norms below nothing": lambda h: h.with_facts(norms=[-1.0]),
+    "an answer as a relay": lambda h: as_relay(h, {"users": 1}),
+    "an answer as a relay, with figures of its own": lambda h: as_relay(h, {"users": 1, "measures": [0.1]}),
 }
 AS_RELAY: dict[str, Way] = {
     **BOTH,
@@ -130,6 +153,7 @@ AS_RELAY: dict[str, Way] = {
     "figures without end": lambda h: h.with_facts(tally={"users": 1, "loss": float("inf")}),
     "figures of another name": lambda h: h.with_facts(tally={"users": 1, "x": 1}),
     "more bounded than there are": lambda h: h.with_facts(tally={"users": 1, "bounded": 8}),
+    **{f"figures of {name} {value}": counts(name, value) for name, value in BEYOND.items()},
     **{f"{name} (relay)": way for name, way in HEADS.items()},
 }
 
@@ -144,12 +168,20 @@ LIES: dict[str, dict[str, Any]] = {
     "for who is not there": {"users": [3, 10**12]},
     "for less than nothing": {"users": [-1]},
     "with another version": {"version": ["9"]},
+    "with a version of lists in lists": {"version": DEEP},
+    "with a version for a terminal": {"version": TERMINAL},
     "with another recipe": {"recipe": 0},
     "with a text for a refusal": {"refuses": "<b>read me</b>"},
     "with a list for a refusal": {"refuses": [1, {}]},
     "as a relay for another's users": {"users": [0, 1], "relay": True},
 }
 """What a client with a key says about itself, each once, before it joins as it should."""
+
+
+def as_relay(honest: Honest, tally: dict[str, Any]) -> list[bytes]:
+    """Answer for one's own user, as if the question had been for a sum."""
+    facts = {name: value for name, value in honest.facts.items() if name != "user"} | {"users": [3], "tally": tally}
+    return list(frames(honest.ticket, "", Parcel(facts, {"sum": np.zeros(len(honest.array), "<i8")})))
 
 
 def refused(honest: Honest) -> list[bytes]:
@@ -198,7 +230,7 @@ class Hostile:
             self.leaves = bool(lie)
             if lie:
                 self.sent[f"joins: {name}"] += 1
-                return list(frames(asked.ticket, "", Parcel({**said.facts, **lie})))
+                return deep(frames(asked.ticket, "", Parcel({**said.facts, **lie})))
             asyncio.get_running_loop().call_later(0.05, self.joined.set)
             return list(frames(asked.ticket, "", Parcel({**said.facts, "relay": self.relay})))
         name, way = next(self.ways)

@@ -47,6 +47,44 @@ def test_there_are_forty_kinds_and_more() -> None:
     assert len(attacks.WITHOUT_KEY) >= 20
 
 
+def nested(depth: int) -> Any:
+    made: Any = None
+    for _ in range(depth):
+        made = [made]
+    return made
+
+
+SELVES: list[dict[str, Any]] = [
+    *attacks.LIES.values(), {"version": nested(5000)}, {"users": nested(5000)}, {"users": [1 << 62] * 50_000},
+    {"refuses": nested(5000)}, {"recipe": {"a": nested(5000)}}, {"layout": b"\x1b[2J"}, {"encoder": "\x9b2J\n"},
+    {"version": 10**80}, {"users": [4], "relay": nested(5000), "version": attacks.TERMINAL},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", SELVES, ids=lambda lie: f"{list(lie)}")
+def test_nothing_that_a_client_says_of_itself_ends_the_server_or_reaches_its_terminal(lie: dict[str, Any]) -> None:
+    wanted = load("convex/quadratics", [
+        "task={kind: convex/quadratics, users: 5, dimension: 6, rank: 3}", "sampling={kind: fixed, cohort: 5}",
+        "privacy={mechanism: none}", "run.steps=1"])  # fmt: skip
+    held: Any = loop_over(wanted, engine(5)).engine
+    honest, said = held.link.members[104], list[str]()
+    held.say = said.append
+
+    class Hostile:
+        def answer(self, asked: str, parcel: Parcel) -> Parcel:
+            return Parcel({**honest.answer(asked, parcel).facts, **lie})
+
+    held.link.members[104] = Hostile()
+    held.greet(104)
+    held.look()
+    held.look()
+    assert set(held.door.users.values()) == {100, 101, 102, 103}
+    assert 104 in held.door.refused
+    assert len(said) == 1
+    assert said[0].isprintable()
+    assert len(said[0]) < 400
+
+
 NASTY: list[Any] = [
     None, True, 0, -1, 1 << 63, 0.5, float("nan"), "", "x" * 1000, b"", b"\0" * 32, [], [[]], [[None]], {}, {"a": 1},
     [0], [0, 0], [-1], ["0"], [b""], [[0, b""]], [[0, b"", b"", b""]], [1 << 80], [[[[]]]],

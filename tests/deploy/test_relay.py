@@ -162,7 +162,20 @@ WRONG: dict[str, Callable[[Parcel], Parcel]] = {
     "too many users": lambda p: Parcel({**p.facts, "tally": {**p.facts["tally"], "users": 999}}, p.arrays),
     "unknown figures": lambda p: Parcel({**p.facts, "tally": {**p.facts["tally"], "more": 1}}, p.arrays),
     "nested users": lambda p: Parcel({**p.facts, "users": [[0]]}, p.arrays),
-}
+    "an update for a sum": lambda p: Parcel({**p.facts, "user": p.facts["users"][0]}, {"update": p.arrays["sum"]}),
+    **{
+        f"{name}: {value}": lambda p, name=name, value=value: Parcel(  # type: ignore[misc]
+            {**p.facts, "tally": {**p.facts["tally"], name: value}}, p.arrays
+        )
+        for name, value in [
+            ("measures", [0.1]), ("raw_norms", [1.0]), ("gradient", 1.0), ("users", 4.0), ("not_finite", 0.5),
+            ("not_finite", True), ("not_finite", -1), ("bounded", 5), ("bounded", 1.0), ("loss", 1e308), ("loss", 0),
+            ("loss", -1e308), ("norm", -1.0), ("norm", 1e308), ("norm_squared", -1.0), ("bounded_norm", -1.0),
+            ("layer_norms", [-1.0]), ("layer_norms_squared", [-1.0]), ("layer_bounded", [-1.0]),
+            ("layer_bounded", [float("nan")]), ("layer_bounded", 1.0), ("norm", [1.0]), ("votes", [0.5]),
+        ]
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", WRONG)
@@ -174,6 +187,28 @@ def test_what_no_relay_could_have_added_up_changes_nothing(kind: str, tiny: str,
     relay.answer = lambda asked, parcel: WRONG[kind](inner(asked, parcel)) if asked == SUM else inner(asked, parcel)
     with pytest.raises(Abandoned, match="8 of 12 users answered"):
         loop.step(loop.start())
+
+
+@pytest.mark.parametrize("says", ["at the start", "never"])
+def test_a_client_with_a_key_cannot_end_the_server_with_figures_of_its_own(
+    says: str, tiny: str, tmp_path: Path
+) -> None:
+    recipe = load(tiny, ["sampling={kind: fixed, cohort: 12}", "privacy.accountant=rdp"])
+    loop = loop_over(recipe, engine(12, terms=Terms(deadline=60, tries=1), state=tmp_path))
+    held: Any = loop.engine
+    inner = held.link.members[103].answer
+
+    def as_relay(kind: str, parcel: Parcel) -> Parcel:
+        if kind not in (TRAIN, SUM):
+            return inner(kind, parcel)  # type: ignore[no-any-return]
+        facts = {name: parcel.facts[name] for name in ("run", "step", "nonce")} | held.door.identity.facts()
+        tally = {"users": 1, "measures": [0.1]}
+        return Parcel({**facts, "users": [3], "tally": tally}, {"sum": np.zeros(loop.total.numel(), "<i8")})
+
+    held.link.members[103].answer = as_relay
+    if says == "at the start":
+        held.door.relays.add(103)
+    assert loop.step(loop.start()).tally.users == 11
 
 
 @pytest.mark.parametrize("trust", ["local", "distributed"])

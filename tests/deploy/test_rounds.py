@@ -64,7 +64,7 @@ def answer(user: Any = 0, **changed: Any) -> Parcel:
         "votes": [],
         "norms": [0.2, 0.3],
     }
-    arrays: dict[str, Any] = {"update": np.full(SIZE, 0.01, dtype=np.float32)}
+    arrays: dict[str, Any] = {"update": np.full(SIZE, 0.01, dtype=np.float32), "sum": ...}
     facts |= {name: value for name, value in changed.items() if name not in arrays}
     arrays |= {name: value for name, value in changed.items() if name in arrays}
     return Parcel({k: v for k, v in facts.items() if v is not ...}, {k: v for k, v in arrays.items() if v is not ...})
@@ -96,6 +96,13 @@ def test_an_honest_answer_is_added_as_it_is() -> None:
         ({"votes": [0.5]}, 100, MALFORMED),
         ({"norms": [1.0]}, 100, MALFORMED),
         ({"norms": [1.0, "2"]}, 100, MALFORMED),
+        ({"norms": [1.0, -1.0]}, 100, MALFORMED),
+        ({"norms": [1.0, -math.inf]}, 100, MALFORMED),
+        (
+            {"users": [0], "tally": {"users": 1}, "sum": np.zeros(SIZE, "<i8"), "user": ..., "update": ...},
+            100,
+            STRANGER,
+        ),
         ({"update": ...}, 100, MALFORMED),
         ({"update": np.zeros(SIZE)}, 100, MALFORMED),
         ({"update": np.zeros(SIZE + 1, dtype=np.float32)}, 100, MALFORMED),
@@ -253,6 +260,7 @@ def test_hostile_messages_neither_stop_a_round_nor_move_it_beyond_the_bound(
     assert sum(held.counts.values()) - held.counts[HELD] == len(hostile)
     assert held.tally.users == len(held.done)
     assert all(math.isfinite(value) for value in (held.tally.loss, held.tally.norm, held.tally.bounded_norm))
+    assert min([held.tally.norm, held.tally.bounded_norm, *held.tally.layer_norms, *held.tally.layer_bounded]) >= 0
 
 
 @given(

@@ -23,7 +23,7 @@ from confide.deploy.parcels import Parcel, identity
 from confide.deploy.policy import accepting
 from confide.deploy.refusals import QUESTION, RefusedByClient, to_owner
 from confide.deploy.remote import JOIN, SUM, Door, Remote, Terms
-from confide.deploy.rounds import Books, Call, Round
+from confide.deploy.rounds import Books, Call, Round, figures
 from confide.errors import UserError
 from confide.federated.bounding import bounder
 from confide.federated.parameters import Layout, flatten
@@ -109,5 +109,5 @@ class Relay:
         told = {name: facts[name] for name in ("bounds", "population")} | call.facts()
         below.hold(held, told, {"model": model}, needed)
         below.report(held)
-        tally = {name: value for name, value in vars(held.tally).items() if name != "raw_norms"}
-        return Parcel(call.facts() | {"users": sorted(held.done), "tally": tally}, {"sum": held.sum.sent()})
+        said = {"users": sorted(held.done), "tally": figures(held.tally)}
+        return Parcel(call.facts() | said, {"sum": held.sum.sent()})

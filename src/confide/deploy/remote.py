@@ -27,7 +27,7 @@ from torch import Tensor
 
 from confide.deploy.link import Came, Gone, Link, NodeId, Reply
 from confide.deploy.parcels import Identity, Parcel
-from confide.deploy.refusals import JOIN_FIRST, MODEL, OTHER_RECIPE, VERSION, meaning, to_owner
+from confide.deploy.refusals import JOIN_FIRST, MODEL, OTHER_RECIPE, VERSION, meaning, shown, to_owner
 from confide.deploy.rounds import ACCEPTED, Books, Call, Round
 from confide.engines.engine import Abandoned, Traits
 from confide.federated.bounding import Bounder
@@ -187,10 +187,10 @@ class Remote:
 
     def hold(self, held: Round, facts: dict[str, Any], model: Mapping[str, Any], needed: int) -> None:
         """Ask everybody who is here or comes, until all have answered or the time is over."""
-        asked, waiting, joined = Counter[int](), dict[int, Sequence[int]](), True
+        asked, waiting, joined = Counter[int](), dict[int, tuple[str, Sequence[int]]](), True
         while held.open:
             if joined:  # also those who were lost and have come back
-                new = [user for user in held.missing - {u for users in waiting.values() for u in users}
+                new = [user for user in held.missing - {u for _, users in waiting.values() for u in users}
                        if user in self.door.users and asked[user] < _ASKED]  # fmt: skip
                 asked.update(new)
                 for user in new:
@@ -203,29 +203,30 @@ class Remote:
                 if isinstance(event, Came):
                     joined = True
                 elif event.ticket in waiting:
-                    waiting.pop(event.ticket)
+                    kind, _ = waiting.pop(event.ticket)
                     if event.parcel is None:
                         held.miss(event.node, event.error)
                     else:
-                        held.take(event.node, event.parcel)
+                        held.take(event.node, event.parcel, kind == SUM)
                         event.parcel = None  # it is in the sum; what follows may need its memory
 
     def _ask_all(
         self, held: Round, users: list[int], facts: dict[str, Any], model: Mapping[str, Any]
-    ) -> dict[int, Sequence[int]]:
-        """Ask each user, or its relay for all of its users at once; the tickets, with the users of each."""
+    ) -> dict[int, tuple[str, Sequence[int]]]:
+        """Ask each user, or its relay for all of its users at once; the tickets, with kind and users of each."""
         weights, single, relays = held.books.weights, dict[int, Parcel](), dict[NodeId, list[int]]()
         for user in users:
             if (node := self.door.users[user]) in self.door.relays:
                 relays.setdefault(node, []).append(user)
             else:
                 single[user] = Parcel(facts | {"user": user, "weight": float(weights[user])}, model)
-        found: dict[int, Sequence[int]] = {t: [user] for t, user in self._ask(TRAIN, single, held.ends).items()}
+        tickets = self._ask(TRAIN, single, held.ends)
+        found: dict[int, tuple[str, Sequence[int]]] = {t: (TRAIN, [user]) for t, user in tickets.items()}
         left = held.ends - time.monotonic()
         for node, some in relays.items():
             own = {"users": some, "weights": [float(weights[user]) for user in some], "seconds": 0.9 * left,
                    "needed": self.terms.needed(len(some))}  # fmt: skip
-            found[self.link.ask(SUM, [(node, Parcel(facts | own, model))], left)[0]] = some
+            found[self.link.ask(SUM, [(node, Parcel(facts | own, model))], left)[0]] = SUM, some
         return found
 
     def exchange(self, kind: str, parcels: dict[int, Parcel], ends: float) -> Iterator[tuple[int, Parcel]]:
@@ -237,7 +238,7 @@ class Remote:
                     continue
                 user = waiting.pop(event.ticket)
                 if event.parcel is None:
-                    self.say(f"node {event.node}, user {user}: {event.error[:200]}")
+                    self.say(f"node {event.node}, user {user}: {shown(event.error, 200)}")
                 else:
                     yield user, event.parcel
                     event.parcel = None
@@ -286,16 +287,23 @@ class Remote:
         (ticket,) = self.link.ask(JOIN, [(node, question)], self.terms.greeting)
         self._unmet[node] = ticket, time.monotonic() + self.terms.greeting
 
+    def _let_in(self, node: NodeId, facts: Mapping[str, Any]) -> str | None:
+        try:
+            return self.door.answer(node, facts)
+        except Exception as error:  # whatever a client says of itself, it is one client that is not let in
+            self.door.refused[node] = f"what it says of itself is malformed ({type(error).__name__})"
+            return self.door.refused[node]
+
     def _met(self, reply: Reply) -> bool:
         node = reply.node
         if reply.parcel is None:
-            self.say(f"node {node} did not join: {reply.error[:300]}; it is asked again later")
+            self.say(f"node {node} did not join: {shown(reply.error, 300)}; it is asked again later")
             return False
         del self._unmet[node]
         before = dict(self.door.users)
-        reason = self.door.answer(node, reply.parcel.facts)
+        reason = self._let_in(node, reply.parcel.facts)
         if reason:
-            self.say(f"node {node} was refused: {str(reason)[:300]}")
+            self.say(f"node {node} was refused: {shown(reason, 300)}")
             return False
         own = {user for user, owner in self.door.users.items() if owner == node}
         for other in {before[user] for user in own & before.keys()} - {node}:  # of two without keys the last one counts

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from confide.deploy.link import NodeId
 from confide.deploy.parcels import Identity, Parcel
+from confide.deploy.refusals import shown
 from confide.deploy.sums import Sum
 from confide.engines.engine import Abandoned
 from confide.federated.bounding import Bounder
@@ -40,7 +41,9 @@ from confide.federated.parameters import Layout
 ACCEPTED, HELD = "accepted", "bounded again"
 LATE, TWICE, STRANGER, OTHER_ROUND = "late", "twice", "not in the cohort", "another round"
 OTHER_CLIENT, MALFORMED, NOT_FINITE, FAILED = "another version, recipe or model", "malformed", "not finite", "failed"
-_LARGEST_LOSS = 1e12
+_LARGEST_LOSS, _LARGEST_NORM = 1e12, 1e30
+_COUNTS, _NORMS = ("users", "not_finite", "bounded"), ("norm", "norm_squared", "bounded_norm")
+_LISTS = ("layer_norms", "layer_norms_squared", "layer_bounded", "votes")
 
 
 @dataclass(frozen=True)
@@ -102,10 +105,13 @@ class Round:
     def missing(self) -> set[int]:
         return self.cohort.keys() - self.done
 
-    def take(self, node: NodeId, parcel: Parcel) -> str:
-        """Check one answer and add it. Says what became of it; whatever was wrong with it is only counted."""
+    def take(self, node: NodeId, parcel: Parcel, relayed: bool = False) -> str:
+        """Check one answer and add it; `relayed` if a relay was asked for the sum of several users.
+
+        Says what became of it; whatever was wrong with it is only counted.
+        """
         try:
-            verdict, note = self._judge(node, parcel)
+            verdict, note = self._judge(node, parcel, relayed)
         except Exception as error:  # an answer in a form that nobody thought of is malformed, never a reason to stop
             verdict, note = MALFORMED, f"{type(error).__name__}: {error}"
         self._count(verdict, node, note and f"{verdict}: {note}")
@@ -118,7 +124,7 @@ class Round:
     def _count(self, verdict: str, node: NodeId, note: str) -> None:
         self.counts[verdict] += 1
         if note and len(self.notes) < 20:
-            self.notes.append(f"node {node}: {note}"[:300])
+            self.notes.append(f"node {node}: {shown(note, 260)}")
 
     def close(self, minimum: int) -> Tally:
         """The sums of those who answered. Raises `Abandoned` for fewer than `minimum`, with the sum wiped."""
@@ -137,21 +143,21 @@ class Round:
     def summary(self) -> str:
         return ", ".join(f"{name} {count}" for name, count in sorted(self.counts.items())) or "no answers"
 
-    def _judge(self, node: NodeId, parcel: Parcel) -> tuple[str, str]:
+    def _judge(self, node: NodeId, parcel: Parcel, relayed: bool) -> tuple[str, str]:
         facts = parcel.facts
         if any(facts.get(name) != getattr(self.call, name) for name in ("run", "nonce", "step")):
             return OTHER_ROUND, ""
         differs = self.call.identity.differs(facts)
         if differs:
             return OTHER_CLIENT, differs[1]
-        users = facts["users"] if "users" in facts else [facts.get("user")]  # a relay answers for several
+        users = facts.get("users") if relayed else [facts.get("user")]
         if not isinstance(users, list) or any(type(u) is not int or self.cohort.get(u) != node for u in users):
             return STRANGER, f"users {users!r:.80}"
         if len(set(users)) < len(users) or self.done & set(users):
             return TWICE, ""
         if self.clock() >= self.ends:
             return LATE, ""
-        if "users" in facts:
+        if relayed:
             return self._add_sum(users, parcel)
         said = self._said(parcel)
         if isinstance(said, str):
@@ -190,7 +196,9 @@ class Round:
             return "no array of the update"
         if update.dtype != kind or update.shape != (size,):
             return f"an update of {update.dtype} {update.shape}, expected {kind} ({size},)"
-        if not isinstance(norms, list) or len(norms) != len(layout.names) or any(type(n) is not float for n in norms):
+        if not isinstance(norms, list) or any(type(norm) is not float or norm < 0 for norm in norms):
+            return "norms that are not numbers of at least 0"
+        if len(norms) != len(layout.names):
             return f"norms that are not {len(layout.names)} numbers"
         if type(loss) is not float or (math.isfinite(loss) and abs(loss) > _LARGEST_LOSS):
             return f"a loss of {loss!r}"
@@ -213,14 +221,14 @@ class Round:
         )
         self.sum.added()
         again = bool((factors < 1).any())
-        length, norms = float(torch.linalg.vector_norm(norms)), norms.clamp(min=0, max=1e30)
+        length, norms = float(torch.linalg.vector_norm(norms)), norms.clamp(max=_LARGEST_NORM)
         self.tally.add(
             Tally(
                 users=1,
                 bounded=int(length > self.rule.sensitivity or again),
                 loss=loss,
-                norm=min(length, 1e30),
-                norm_squared=min(length, 1e30) ** 2,
+                norm=min(length, _LARGEST_NORM),
+                norm_squared=min(length, _LARGEST_NORM) ** 2,
                 bounded_norm=float(torch.linalg.vector_norm(found * factors[0])),
                 layer_norms=norms.tolist(),
                 layer_norms_squared=norms.square().tolist(),
@@ -235,20 +243,26 @@ class Round:
         return ACCEPTED, ""
 
 
+def figures(tally: Tally) -> dict[str, Any]:
+    """What a relay says of the users in its sum."""
+    return {name: vars(tally)[name] for name in (*_COUNTS, "loss", *_NORMS, *_LISTS)}
+
+
 def _tally(said: Any, users: int, layers: int, votes: int) -> Tally | None:
     """Read a relay's figures; none if so many users cannot have made them."""
-    if not isinstance(said, dict) or said.get("users") != users or not said.keys() <= vars(Tally()).keys():
+    if not isinstance(said, dict) or not said.keys() <= figures(Tally()).keys():
         return None
     for name, value in said.items():
-        numbers = value if isinstance(value, list) else [value]
-        if any(type(n) not in (int, float) or not math.isfinite(n) for n in numbers):
+        if name in _COUNTS:
+            fits = type(value) is int and 0 <= value <= users
+        elif name in _LISTS:
+            fits = isinstance(value, list) and len(value) in (0, votes if name == "votes" else layers)
+            least, most = (-users / 2, users / 2) if name == "votes" else (0.0, users * _LARGEST_NORM**2)
+            fits = fits and all(type(n) is float and least <= n <= most for n in value)
+        else:
+            least, most = (-_LARGEST_LOSS, _LARGEST_LOSS) if name == "loss" else (0.0, _LARGEST_NORM**2)
+            fits = type(value) is float and users * least <= value <= users * most
+        if not fits:
             return None
-        if isinstance(value, list) != isinstance(vars(Tally())[name], list):
-            return None
-        if isinstance(value, list) and len(value) not in (0, votes if name == "votes" else layers):
-            return None
-        if name in ("not_finite", "bounded") and not 0 <= value <= users:
-            return None
-        if name == "votes" and any(abs(n) > users / 2 for n in numbers):
-            return None
-    return Tally(**said)
+    tally = Tally(**said)
+    return tally if tally.users == users else None
