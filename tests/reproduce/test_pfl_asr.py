@@ -19,7 +19,7 @@ from confide.reproduce import pfl_asr, speech_claims, speech_tables
 Command = Callable[..., tuple[int, str, str]]
 OURS = {
     "imbalance", "groups", "bounds", "transfer", "pretrained", "weighted", "figure13", "optimisers", "product", "local",
-    "central", "precision",
+    "central", "precision", "natural", "local-clip", "local-optimisers", "whisper",
 }  # fmt: skip
 """Tables that the paper does not have, or has only as a figure without numbers."""
 VOICES = "{kind: synthetic, speakers: 4, utterances: 3, sentences: digits, digits: [1, 2]"
@@ -190,11 +190,12 @@ def test_seeds_by_lars_are_made_and_their_updates_measured(small: Path, monkeypa
     monkeypatch.setattr(pfl_asr, "SMALL", ())
     monkeypatch.setattr("confide.encoders.weights.find", lambda *_: None)
     found = pfl_asr.reproduce("starts", small / "out" / "x", "synthetic", 1, 1, quiet=True)
-    fresh, adam, *lars = found.rows
+    fresh, adam, *lars, behind = found.rows
     assert [row["start"].endswith(f"LARS at 0.5, {n} times as many steps") for row, n in zip(lars, (1, 3), strict=True)]
     kept = small / "out" / "synthetic-seeds"
-    models = [kept / name / "model.safetensors" for name in ("seed", "seed-lars", "seed-lars-long")]
-    assert len({path.read_bytes() for path in models}) == 3
+    models = [kept / name / "model.safetensors" for name in ("seed", "seed-lars", "seed-lars-long", "seed-post")]
+    assert len({path.read_bytes() for path in models}) == 4
+    assert behind["start"].endswith("LayerNorms behind")
     assert all(row["norms"] > 0 and row["wer after"] > 0 for row in found.rows)
     made = recipe.load(str(kept / "seed-lars-long" / "recipe.yaml"))
     assert (made.central.kind, made.central.learning_rate, made.run.steps) == ("lars", 0.5, 6)

@@ -43,7 +43,9 @@ def test_recipes_with_an_epsilon_name_the_plan_that_makes_their_noise(name: str)
     command = re.search(r"^# The noise: confide plan noise (.*)$", text, re.MULTILINE)
     assert command, "no comment says how the noise was planned"
     planned = {option: float(value) for option, value in re.findall(r"--(\S+) (\S+)", command[1])}
-    people = getattr(task_of(recipe).corpus, "people", None) or {"words": 1560, "an4": 74, "digits": 48}[name.split("/")[1]]
+    people = (
+        getattr(task_of(recipe).corpus, "people", None) or {"words": 1560, "an4": 74, "digits": 48}[name.split("/")[1]]
+    )
     assert planned == {
         "target-epsilon": recipe.privacy.target_epsilon, "delta": recipe.privacy.delta, "rounds": recipe.run.steps,
         "cohort": recipe.sampling.cohort, "population": people,

@@ -27,9 +27,11 @@ from confide.report.figures.speech import draw_clipping, draw_course, draw_imbal
 from confide.reproduce.grid import Result, claim, claim_text, run_cells, run_groups, text_table, train_once, write_rows
 from confide.reproduce.speech_claims import claims_of
 from confide.reproduce.speech_tables import (
+    BEHIND,
     CLIPPING,
     FRESH,
     LARS_SEEDS,
+    POST,
     SEED,
     SIZES,
     SMALL,
@@ -175,10 +177,14 @@ def _starts(folder: Path, dataset: str, workers: int, quiet: bool) -> Result:
     seeds = {f"seed of {dataset}, by Adam": SEED} | {
         f"seed of {dataset}, by LARS at 0.5, {times} times as many steps": start for start, times in LARS_SEEDS.items()
     }
+    seeds[f"seed of {dataset}, by Adam, LayerNorms behind"] = BEHIND
     kept = folder.parent / f"{dataset}-seeds"
     places = {start: _seed_model(base, start, kept, workers, quiet) for start in seeds.values()}
     recognisers = {"fresh, 3 blocks": FRESH} | seeds
-    begins = [(*_begin(start, places), *SMALL, CLIPPING["global"], *noisy(0)) for start in recognisers.values()]
+    begins = [
+        (*_begin(start, places), *([POST] if start == BEHIND else []), *SMALL, CLIPPING["global"], *noisy(0))
+        for start in recognisers.values()
+    ]
     cells = [load(f"{base}/federated", changes) for changes in begins]
     ran = run_cells(folder.parent / f"{dataset}-cells", cells, measure, workers, f"pfl-asr/starts ({dataset})", quiet)
     updates = dict(zip(recognisers, ran, strict=True))
@@ -186,7 +192,8 @@ def _starts(folder: Path, dataset: str, workers: int, quiet: bool) -> Result:
         "fresh, 3 blocks": (initial_parameters(settings.model, generator(0, "model")), model_scalings(settings.model))
     }
     for name, start in seeds.items():
-        models[name] = (load_file(places[start] / "model.safetensors"), model_scalings(settings.model))
+        model = settings.model.model_copy(update={"norm": "post"}) if start == BEHIND else settings.model
+        models[name] = (load_file(places[start] / "model.safetensors"), model_scalings(model))
     for source in ("whisper-tiny.en", "whisper-base.en"):
         if find(source, "speech") is not None:
             encoder = FrameEncoder(source)
@@ -195,7 +202,7 @@ def _starts(folder: Path, dataset: str, workers: int, quiet: bool) -> Result:
     rows: list[dict[str, Any]] = [
         {"start": name, "imbalance": round(imbalance(parameters, scalings), 2)}
         | {
-            kind: round(math.exp(-2 * mean(math.log(factor) for factor in found)), 2)
+            kind: round(math.exp(-2 * mean(math.log(factor) for factor in found)), 2) if found else ""
             for kind in ("attention", "mlp")
             for found in [[v for k, v in balancing_factors(parameters, scalings).items() if k.endswith(kind)]]
         }
@@ -263,6 +270,8 @@ def _seed_model(base: str, start: str, folder: Path, workers: int, quiet: bool) 
         falling = f"{{kind: exponential, rate: 0.5, start: {round(0.6 * steps)}, transition: {math.ceil(steps / 8)}}}"
         central = f"central={{kind: lars, learning_rate: 0.5, schedule: {falling}}}"
         changes = [central, f"run.steps={steps}"]
+    elif start == BEHIND:
+        changes = [POST]
     elif start != SEED:
         changes = [f"task.model={SIZES[start.split('-')[1]]}"]
     train_once(load(f"{base}/seed", changes), folder / start, workers, quiet)

@@ -214,6 +214,33 @@ def _pretrained(rows: list[Row]) -> Claims:
     ]  # fmt: skip
 
 
+def _whisper(rows: list[Row]) -> Claims:
+    _, plain, *others = rows
+    return [
+        ahead(f"all of Whisper's encoder: {row['clipping']} is ahead of global under noise", row, plain)
+        for row in others
+    ]
+
+
+def _natural(rows: list[Row]) -> Claims:
+    cell = {(row["seed"], row["noise"], row["clipping"]): row for row in rows}
+    return [
+        ahead(f"{seed}: {rule} is ahead of global at noise {s:g}", cell[seed, s, rule], cell[seed, s, "global"])
+        for seed, s, rule in cell
+        if rule != "global"
+    ]
+
+
+def _local_clip(rows: list[Row]) -> Claims:
+    clipped, free = rows
+    return [ahead("clipped local gradients are ahead of gradients as they are", clipped, free)]
+
+
+def _local_optimisers(rows: list[Row]) -> Claims:
+    plain, *others = rows
+    return [not_ahead(f"local steps by SGD are not ahead of those by {row['local']}", plain, row) for row in others]
+
+
 def _transfer(rows: list[Row]) -> Claims:
     """By how much the test loss grows, in the mean over cells, where a rate is that of another cell."""
     lost = {}
@@ -286,7 +313,8 @@ _CLAIMS: dict[str, Callable[[list[Row]], Claims]] = {
     "table21": _table21, "groups": _groups, "bounds": _bounds, "clients": _clients, "transfer": _transfer,
     "table6": _table6, "table7": _table7, "table13": _table13, "pretrained": _pretrained,
     "weighted": _weighted, "figure13": _figure13, "optimisers": _optimisers, "product": _product, "local": _local,
-    "central": _central, "precision": _precision,
+    "central": _central, "precision": _precision, "natural": _natural, "local-clip": _local_clip,
+    "local-optimisers": _local_optimisers, "whisper": _whisper,
 }  # fmt: skip
 
 

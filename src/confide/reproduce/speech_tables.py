@@ -27,6 +27,9 @@ WEAK = "seed-20%"
 TRAINED_HEAD = "head"
 LARS_SEEDS = {"seed-lars": 1, "seed-lars-long": 3}
 """Seeds by LARS at the paper's rate, and how many times as long as ours they are trained."""
+BEHIND = "seed-post"
+POST = "task.model={preset: tiny, norm: post, cape_shift: 0.5}"
+"""A seed of the model that has its LayerNorms behind each half of a block."""
 SMALL = ("sampling.cohort=6", "run.steps=40", "evaluation.every=40")
 """A cell of some twelve processor seconds: 40 steps of 6 users who take three local steps each."""
 DRIFT = (
@@ -40,6 +43,8 @@ PAPERS_XI = "central.epsilon=2.4e-5"
 """At the place that it has against the coordinates of the paper's updates at C = 1e-2."""
 GROUP_NOISE = 1e-2
 LORA_NOISE = 5e-3
+WHISPER_NOISE = 5e-4
+"""On 8 million numbers it is as long as the noise of `LORA_NOISE` on 67 thousand."""
 TRANSFER = {"lamb": (0.01, 0.03, 0.09), "adam": (0.006, 0.018, 0.054), "lars": (10.0, 30.0, 90.0)}
 """Central learning rates, three for each optimiser and each three times the last."""
 _FALLING = "schedule: {kind: exponential, rate: 0.5, start: 20, transition: 16}"
@@ -131,6 +136,19 @@ def imbalance() -> list[Cell]:
              (*SMALL, CLIPPING[rule].replace("}", ", balance: true}"), *noisy(s)), "seed-c5")
         for s, rule in product((0.0, 3e-4, 1e-3), CLIPPING)
     ]  # fmt: skip
+
+
+def natural() -> list[Cell]:
+    """Starts that nobody constructed, under noise: seeds by LARS, a long one, and LayerNorms behind; not in the paper.
+
+    The seed by Adam is c = 1 of `imbalance`.
+    """
+    starts: dict[str, tuple[str, ...]] = {**dict.fromkeys(LARS_SEEDS, ()), BEHIND: (POST,)}
+    return [
+        Cell({"seed": start, "noise": s, "clipping": rule}, (*SMALL, *model, CLIPPING[rule], *noisy(s)), start)
+        for start, model in starts.items()
+        for s, rule in ((0.0, "global"), *product([1e-3], CLIPPING))
+    ]
 
 
 def table4() -> list[Cell]:
@@ -233,6 +251,25 @@ def figure13() -> list[Cell]:
         Cell({"sigma": sigma * 1e-6, "clipping": rule}, (*SMALL, *watched, CLIPPING[rule], *scaled_noise(sigma * 1e-6)))
         for rule, sigma in product(("global", "dim"), (0, 10, 100))
     ]
+
+
+def local_clip() -> list[Cell]:
+    """Local gradients clipped to a norm of 1 and as they are, without noise (appendix H.3)."""
+    kinds = {"1": "local.gradient_clip=1.0", "none": "local.gradient_clip=null"}
+    return [
+        Cell({"local clip": name}, (*SMALL, CLIPPING["global"], *noisy(0), change)) for name, change in kinds.items()
+    ]
+
+
+def local_optimisers() -> list[Cell]:
+    """Local steps by other rules (appendix G.4), each at its best rate of three; the state ends with a turn."""
+    rates = {"sgd": (0.25, 0.5, 1.0), "adam": (1e-3, 3e-3, 1e-2), "lars": (0.01, 0.03, 0.1), "lamb": (1e-3, 3e-3, 1e-2)}
+    return [
+        Cell({"local": kind}, (*SMALL, CLIPPING["global"], *noisy(0)), SEED, "", tuple(
+            (f"local.learning_rate={rate}", *([] if kind == "sgd" else [f"local.optimiser={{kind: {kind}}}"]))
+            for rate in own))
+        for kind, own in rates.items()
+    ]  # fmt: skip
 
 
 def bounds() -> list[Cell]:
@@ -348,6 +385,27 @@ def pretrained() -> list[Cell]:
     ]
 
 
+def whisper() -> list[Cell]:
+    """All of Whisper's encoder and a head under the three rules; not a table of the paper.
+
+    Every block is trained, from the head that `pretrained` begins with, in few steps: one takes some minutes. Each rule
+    has the better of two rates for the blocks.
+    """
+    model = "task.model={encoder: {source: whisper-tiny.en, train: [head, all], first: 0, edges: false}}"
+    changes = (model, "sampling.cohort=6", "local={steps: 1, batch_size: 8, learning_rate: 1.0}", "run.steps=12",
+               "evaluation.every=12", "task.test.passes=1")  # fmt: skip
+    rates = tuple(
+        (f"central={{kind: adam, learning_rate: 0.1, rates: {{'layers.*': {rate}}}, "
+         "schedule: {kind: linear, steps: 12}}",) for rate in (0.0003, 0.003)
+    )  # fmt: skip
+    rules = {name: text.replace("0.01", "0.1") for name, text in CLIPPING.items()}
+    return [
+        Cell({"noise": s, "clipping": rule}, (*changes, rules[rule], *noisy(s)), TRAINED_HEAD, "", rates,
+             recipe="pretrained")
+        for s, rule in ((0.0, "global"), *product([WHISPER_NOISE], CLIPPING))
+    ]  # fmt: skip
+
+
 def transfer() -> list[Cell]:
     """Whether LAMB needs no new rate: no seed, 3 and 12 blocks, cohorts of 4 and 16 (Tables 8 and 9).
 
@@ -381,5 +439,6 @@ TABLES = {
     "table13": table13, "table15": table15, "table21": table21, "groups": groups, "bounds": bounds, "clients": clients,
     "transfer": transfer, "pretrained": pretrained, "weighted": weighted, "figure13": figure13,
     "optimisers": optimisers, "product": product_of_bound_and_noise, "local": local, "central": central,
-    "precision": precision,
+    "precision": precision, "natural": natural, "local-clip": local_clip, "local-optimisers": local_optimisers,
+    "whisper": whisper,
 }  # fmt: skip
