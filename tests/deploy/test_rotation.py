@@ -100,6 +100,21 @@ def test_a_roster_follows_both_the_others_keys_and_ones_own(tmp_path: Path) -> N
     assert roster().verify(0, roster().sign(b"said"), b"said")
 
 
+def test_a_key_behind_a_relay_is_added_rotated_and_revoked_like_any_other(tmp_path: Path) -> None:
+    """Users of a relay begin where the server's own end, which these commands once took for a damaged folder."""
+    folder = tmp_path / "below"
+    before = keys.make(folder, 2, ["127.0.0.1"], first=5)
+    keys.rotate(folder, "client-0")
+    keys.revoke(folder, "client-1")
+    keys.add(folder, "client-2", [7])
+    after = keys.read(folder, part=True)
+    assert [node.users for node in after.nodes] == [(5,), (6,), (7,)]
+    assert after.nodes[0].public_key != before.nodes[0].public_key
+    assert after.nodes[1].public_key is None
+    with pytest.raises(UserError, match="users must be"):
+        keys.add(folder, "client-3", [4, 9])
+
+
 async def _live(here: Streams, name: str) -> None:
     from confide.deploy.node import live
     from support.streams import Echo

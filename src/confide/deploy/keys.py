@@ -106,11 +106,11 @@ def make(
 
 def add(folder: Path, name: str, users: Sequence[int], public: Path | None = None, days: float = 90) -> Node:
     """Let one more client in, with a key that is made here or whose public half it has handed over."""
-    held = read(folder)
+    held = read(folder, part=True)
     if any(node.name == name for node in held.nodes):
         raise UserError(f"{name} is there already; `confide deploy keys rotate {folder} {name}` gives it another key")
     node = Node(name, _give(folder, _Authority.read(folder), name, public, days), tuple(users))
-    _write(folder, _checked(Federation((*held.nodes, node)), folder / FEDERATION))
+    _write(folder, _checked(Federation((*held.nodes, node)), folder / FEDERATION, part=True))
     return node
 
 
@@ -127,14 +127,14 @@ def rotate(folder: Path, name: str, public: Path | None = None, days: float = 90
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         _make_server(folder, _Authority.read(folder), [str(each.value) for each in names], days)
         return
-    held = read(folder)
+    held = read(folder, part=True)
     node, given = held.node(name), _give(folder, _Authority.read(folder), name, public, days)
     _write(folder, held.with_node(replace(node, public_key=given)))
 
 
 def revoke(folder: Path, name: str) -> None:
     """Let a client in no more. Its users still count: the population is part of the guarantee."""
-    held = read(folder)
+    held = read(folder, part=True)
     _write(folder, held.with_node(replace(held.node(name), public_key=None)))
 
 
