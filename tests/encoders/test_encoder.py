@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -211,3 +212,36 @@ def test_a_file_that_is_no_gguf_and_a_name_that_is_nothing_are_refused(tmp_path:
         Encoder(EncoderSettings(source=str(tmp_path / "model.gguf")))
     with pytest.raises(UserError, match="it is no folder, no file and no preset"):
         Encoder(EncoderSettings(source="smolm"))
+
+
+def _gguf(fields: int, *values: bytes) -> bytes:
+    """A header of version 3 without tensors, which announces so many fields."""
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, fields) + b"".join(values)
+
+
+def _field(kind: int, value: bytes) -> bytes:
+    return struct.pack("<Q", 1) + b"a" + struct.pack("<I", kind) + value
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"GGUF",
+        b"GGUF\x03\x00\x00\x00\x01\x00",
+        _gguf(0)[:20],
+        _gguf(1 << 62),
+        _gguf(1, struct.pack("<Q", 1 << 62)),
+        _gguf(1, _field(8, struct.pack("<Q", 1 << 63) + b"x")),
+        _gguf(1, _field(9, struct.pack("<IQ", 0, 1 << 62))),  # its reader takes this for a list of 2^62
+        _gguf(1, _field(9, struct.pack("<IQ", 8, 1 << 62))),
+        _gguf(1, _field(9, struct.pack("<IQ", 9, 1) * 5000)),
+        _gguf(1, _field(77, b"")),
+        b"GGUF" + struct.pack("<IQQ", 3, 1 << 62, 0),
+        b"GGUF" + struct.pack("<IQQ", 99, 0, 0),
+        _gguf(0),
+    ],
+)  # fmt: skip
+def test_a_gguf_file_that_is_cut_off_or_says_what_it_does_not_hold_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(content)
+    with pytest.raises(UserError, match="expected a complete GGUF file"):
+        Encoder(EncoderSettings(source=str(tmp_path / "model.gguf")))

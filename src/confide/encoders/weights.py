@@ -13,7 +13,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import mmap
 import os
+import struct
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -21,10 +23,13 @@ from logging import ERROR, getLogger
 from pathlib import Path
 from typing import Any, Literal
 
-from confide.errors import UserError
+from confide.errors import Stopped, UserError, one_line
 from confide.files import cache_folder, make_folder
 
 _GGUF_MAGIC = b"GGUF"
+_STRING, _ARRAY = 8, 9
+_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+"""Bytes of the values of a GGUF file's header, by kind."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 _TOKENISERS = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model")
 # Part of the name of every converted file: change it whenever the same GGUF would give another folder.
@@ -157,6 +162,7 @@ def convert_gguf(file: Path, folder: Path) -> None:
         explain_unreadable(f"decode {file}", f"{expected}transformers folder"),
         redirect_stderr(io.StringIO()),  # its bar obeys no setting
     ):
+        _check_header(file)
         tokeniser = AutoTokenizer.from_pretrained(str(file.parent), **place)
         model = AutoModelForCausalLM.from_pretrained(str(file.parent), dtype=torch.float32, **place)
     _restore_start_token(file, tokeniser)
@@ -222,6 +228,39 @@ def _check_gguf(file: Path) -> None:
         )
 
 
+def _check_header(file: Path) -> None:
+    """Go once over what a GGUF file says of itself: its reader believes every count, also past the end of the file."""
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as held:
+        try:
+            order = "<" if struct.unpack_from("<I", held, 4)[0] & 0xFFFF else ">"
+            _, _, count = struct.unpack_from(f"{order}IQQ", held, 4)
+            at = 24
+            for _ in range(count):
+                at = _after(held, at, _STRING, order)
+                at = _after(held, at + 4, struct.unpack_from(f"{order}I", held, at)[0], order)
+        except (struct.error, KeyError, ValueError, RecursionError) as error:
+            raise ValueError(f"its header is cut off or damaged: {error}") from None
+
+
+def _after(held: mmap.mmap, at: int, kind: int, order: str) -> int:
+    """Where the value of this kind ends that begins here."""
+    if kind == _STRING:
+        at += 8 + struct.unpack_from(f"{order}Q", held, at)[0]
+    elif kind == _ARRAY:
+        inner, count = struct.unpack_from(f"{order}IQ", held, at)
+        at += 12
+        if inner in _SIZES:
+            at += count * _SIZES[inner]
+        else:
+            for _ in range(count):
+                at = _after(held, at, inner, order)
+    else:
+        at += _SIZES[kind]
+    if at > len(held):
+        raise ValueError(f"a value is said to go on to byte {at} of {len(held)}")
+    return at
+
+
 def _check_folder(folder: Path, kind: Literal["text", "speech"]) -> None:
     """Say what is missing before transformers looks for it on the hub."""
     files = [file.name for file in folder.glob("*.gguf")]
@@ -270,11 +309,11 @@ def quiet_transformers() -> Iterator[None]:
 @contextmanager
 def explain_unreadable(what: str, expected: str) -> Iterator[None]:
     """Read with transformers, quietly; say in one line what could not be done, why, and what was expected."""
-    from safetensors import SafetensorError
-
     try:
         with quiet_transformers():
             yield
-    except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, SafetensorError) as error:
-        reason = " ".join(str(error).split())[:300]
+    except (UserError, Stopped):
+        raise
+    except Exception as error:  # what a damaged file leads to in somebody else's reader is anything
+        reason = one_line(" ".join(str(error).split()), 300) or type(error).__name__
         raise UserError(f"cannot {what} ({reason}); expected {expected}") from error
