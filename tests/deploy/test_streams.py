@@ -137,3 +137,25 @@ def test_who_stops_waiting_for_room_holds_up_nobody() -> None:
         assert (room.used, len(room.waiting)) == (9, 0)
 
     asyncio.run(wait())
+
+
+def test_a_server_cannot_forge_lines_on_a_client_s_terminal(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    async def lie() -> None:
+        async def refuse(_: object, context: Any) -> None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "x\x1b[2J\nconnected to server.example\r\u202e")
+
+        server = grpc.aio.server()
+        handler = grpc.stream_stream_rpc_method_handler(refuse)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        with pytest.raises(UserError) as refused:
+            await node.live(Access(Address("127.0.0.1", port), None, None), Echo(), 0.2, said.append)
+        said.append(str(refused.value))
+        await server.stop(None)
+
+    asyncio.run(lie())
+    assert any("connected to server.example" in text for text in said), "shown, in one line"
+    assert all(text.isprintable() for text in said), said

@@ -217,3 +217,17 @@ def test_an_error_that_travels_carries_a_code() -> None:
 def test_what_is_dropped_and_what_is_kept() -> None:
     kept = shape({"task": {"kind": "speech", "start": "x", "augment": None}, "local": 5, "description": "x", "new": 1})
     assert kept == {"task": {"kind": "speech", "augment": None}, "local": None}
+
+
+@pytest.mark.parametrize("place", ["task.kind", "bounding.rule", "local.rates", "final.kind", "privacy.tensors"])
+def test_no_line_of_what_an_owner_reads_is_forged_by_a_server(place: str, tmp_path: Path) -> None:
+    """What is wrong with a recipe is shown with the values that are wrong, and those are the server's."""
+    document = recipe.load("convex/digits").model_dump(mode="json")
+    section, name = place.split(".")
+    forged = "x\x1b[2J\nconnected to somebody else\r\u202e"
+    document[section][name] = {"rates": {forged: 1}, "tensors": [forged]}.get(name, forged)
+    said = list[str]()
+    client = Client(lenient(tmp_path / "state"), [0], say=said.append)
+    answer = client.answer(JOIN, Parcel({"told": json.dumps(document), "population": 12}))
+    assert answer.facts["refuses"] == refusals.RECIPE
+    assert said == ["the server's recipe cannot be read: there are control characters in it"]

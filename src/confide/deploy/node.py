@@ -28,7 +28,7 @@ from confide.deploy.hub import OPTIONS
 from confide.deploy.parcels import Parcel
 from confide.deploy.refusals import code_of, to_owner
 from confide.deploy.wire import METHOD, SERVICE, Incoming, Malformed, frames
-from confide.errors import UserError
+from confide.errors import UserError, one_line
 
 _PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """Seconds until the next try to connect; each is made longer by chance, so that thousands do not come at once."""
@@ -95,7 +95,9 @@ async def live(
 
 async def _explained(error: Exception, access: Access) -> str:
     """Why there is no connection. What will not change by waiting is raised."""
-    why = f"{error.code().name.lower()}: {error.details()!s:.200}" if isinstance(error, grpc.RpcError) else str(error)
+    why = str(error)
+    if isinstance(error, grpc.RpcError):
+        why = f"{error.code().name.lower()}: {one_line(str(error.details()))}"
     if isinstance(error, grpc.RpcError) and error.code() in _FINAL:
         raise UserError(
             f"the server at {access.server} does not let this client in ({why}); its public key must be in the "

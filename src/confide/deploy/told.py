@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from confide.errors import UserError
@@ -86,7 +86,21 @@ def read_told(text: object) -> dict[str, Any]:
         raise UserError(f"the server's recipe cannot be read: {error}") from None
     if not isinstance(document, dict):
         raise UserError("the server's recipe cannot be read: it is no mapping of sections")
-    return shape(document)
+    told = shape(document)
+    if not all(text.isprintable() for text in _texts(told)):  # the owner reads some of them again, in what is wrong
+        raise UserError("the server's recipe cannot be read: there are control characters in it")
+    return told
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in (*value, *value.values()):
+            yield from _texts(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each)
 
 
 def with_own(told: Mapping[str, Any], own: Mapping[str, Any]) -> Recipe:
