@@ -7,8 +7,10 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from confide import recipe
 from confide.errors import UserError
@@ -168,6 +170,37 @@ def test_a_checkpoint_that_is_ahead_of_its_ledger_is_refused(step: int, run: Pat
         code, _, err = command(asked, run)
         assert code == 2
         assert f"is of step {step}" in err
+
+
+@pytest.mark.parametrize("asked", ["resume", "ledger", "guarantee"])
+@pytest.mark.parametrize("name", ["ledger.jsonl", "checkpoint.safetensors"])
+def test_files_that_are_nested_without_end_are_refused(name: str, asked: str, run: Path, command: Command) -> None:
+    nested = b'{"__metadata__":' + b"[" * 100_000 + b"}\n"
+    size = len(nested).to_bytes(8, "little") if name == checkpoint.FILE else b""
+    (run / name).write_bytes(size + nested)
+    code, _, err = command(asked, run)
+    assert code == 2
+    assert str(run / name) in err
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("parameters", torch.zeros(3, dtype=torch.float64), r"parameters \[3\], expected \[6\]"),
+        ("optimiser", {}, "missing"),
+        ("pending", torch.tensor([10**6]), "others than users 0 to 11"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused(name: str, value: Any, said: str, tiny: str, tmp_path: Path) -> None:
+    """Its digest is no secret, so anybody can write one that is whole."""
+    whole = tmp_path / "run"
+    folder.train(recipe.load(tiny, ["central={kind: adam, learning_rate: 0.1}"]), whole, quiet=True)
+    (whole / folder.SUMMARY).unlink()
+    saved = checkpoint.load(whole)
+    setattr(saved.state, name, value)
+    checkpoint.save(whole, saved.state, saved.recipe_digest, saved.ledger_count, saved.ledger_head)
+    with pytest.raises(UserError, match=said):
+        folder.resume(whole, quiet=True)
 
 
 def test_a_model_that_brings_code_is_refused_and_nobody_is_asked(

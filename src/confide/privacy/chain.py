@@ -36,7 +36,7 @@ def unseal(line: bytes, head: str, where: str) -> tuple[dict[str, Any], str]:
         previous = body["previous"]
         if line != _encode({**body, "hash": digest}):
             raise ValueError("not as it was written")
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise UserError(f"{where}: not a line of a ledger; the file was edited or damaged") from None
     if digest != hashlib.sha256(_encode(body)).hexdigest():
         raise UserError(f"{where}: was edited after it was written. {VOID}")

@@ -61,7 +61,9 @@ def load(folder: Path) -> Saved:
         return Saved(state, about["recipe"], about["ledger_count"], about["ledger_head"])
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; there is nothing to go on from in this folder") from None
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, OSError, MemoryError) as error:
+    except (
+        SafetensorError, ValueError, KeyError, TypeError, AttributeError, OSError, MemoryError, RecursionError,
+    ) as error:  # fmt: skip
         raise UserError(
             f"{path} is damaged, or of another version ({error}); it was left as it is. Put back a copy of it, go on "
             "with the version that wrote it, or start the run again in another folder"

@@ -137,6 +137,8 @@ def _begin(
     loop = _loop(folder, wanted, workers, here, deployed, begins=saved is None)
     try:
         check_budget(loop)
+        if saved is not None:
+            _check_fits(folder, saved, loop)
         state = saved or loop.start()
         if state.step == 0 and wanted.evaluation.start:
             beginning.measure(folder, loop.task, loop.layout.views(state.parameters))
@@ -154,6 +156,25 @@ def _loop(
         wanted, lambda header: _open_ledger(folder, wanted, header), workers, task, here, engine,
         secret=lambda: fingerprint.secret_of(folder), begins=begins,
     )  # fmt: skip
+
+
+def _check_fits(folder: Path, saved: State, loop: Loop) -> None:
+    """Refuse a checkpoint whose numbers are not of this model, or whose cohort is not of these users."""
+    like = loop.total.to("meta")  # shapes alone
+    own = {"parameters": like, **loop.central.start(like)}
+    held = {"parameters": saved.parameters, **saved.optimiser}
+    wrong = [
+        f"{name} {list(held[name].shape) if name in held else 'missing'}, expected {list(tensor.shape)}"
+        for name, tensor in own.items()
+        if name not in held or (held[name].shape, held[name].dtype) != (tensor.shape, tensor.dtype)
+    ]
+    if saved.pending is not None and not {*saved.pending.flatten().tolist()} <= set(range(len(loop.plan.weights))):
+        wrong.append(f"a cohort with others than users 0 to {len(loop.plan.weights) - 1}")
+    if wrong:
+        raise UserError(
+            f"{folder / checkpoint.FILE} does not fit the model of this run ({'; '.join(wrong[:3])}); put back a "
+            "copy of it, or start the run again in another folder"
+        )
 
 
 def resume(
