@@ -6,12 +6,14 @@ Pictures of every view are written where CONFIDE_SCREENSHOTS names a folder, for
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,11 +22,13 @@ import numpy as np
 import pytest
 
 from confide import recipe
+from confide.report import shell
 from confide.runs import folder
 from confide.ui.server import Server, make_server
 from confide.ui.shelf import Shelf
 
 pytestmark = pytest.mark.usefixtures("no_figures_here")
+ALL = 7  # runs in the list
 SCREENS = {
     "wide-light": (1400, "light"),
     "wide-dark": (1400, "dark"),
@@ -35,13 +39,16 @@ SCREENS = {
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[..., Path], no_figures_here: None) -> Path:
-    """Two convex runs, a small recogniser, a small retriever, and a run under way."""
+    """Convex runs of two tasks and of two recipes with two seeds, a small recogniser, and a small retriever."""
     pytest.importorskip("soundfile", reason="the extra speech is not installed")
     pytest.importorskip("faiss", reason="the extra retrieval is not installed")
     root = tmp_path_factory.mktemp("explore")
+    short = ["run.steps=12", "evaluation={every: 4}"]
     for seed in (0, 1):
-        sets = [f"run={{steps: 12, seed: {seed}}}", "evaluation={every: 4}"]
-        folder.train(recipe.load("convex/digits", sets), root / f"digits-{seed}", quiet=True)
+        for name, sets in (("digits", []), ("clipped", ["bounding.rule=clip", "privacy.target_epsilon=1"])):
+            made = recipe.load("convex/digits", [*short, f"run.seed={seed}", *sets])
+            folder.train(made, root / f"{name}-{seed}", quiet=True)
+    folder.train(recipe.load("convex/quadratics", short), root / "quadratics", quiet=True)
     voices = {"kind": "synthetic", "speakers": 2, "utterances": 2, "sentences": "digits", "digits": [1, 2],
               "cache": str(root / ".cache" / "voices")}  # fmt: skip
     common = {"bounding": {"rule": "clip", "bound": 1}, "central": {"kind": "sgd", "learning_rate": 1},
@@ -70,12 +77,48 @@ def root(tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[..., Pat
 
 @pytest.fixture(scope="module")
 def server(root: Path) -> Iterator[Server]:
-    made = make_server(Shelf(root), "127.0.0.1", 0, None)
+    with serving(root, None) as made:
+        yield made
+
+
+@contextmanager
+def serving(root: Path, token: str | None) -> Iterator[Server]:
+    made = make_server(Shelf(root), "127.0.0.1", 0, token)
     thread = threading.Thread(target=made.run, daemon=True)
     thread.start()
-    yield made
-    made.stop()
-    thread.join()
+    try:
+        yield made
+    finally:
+        made.stop()
+        thread.join()
+
+
+@contextmanager
+def under_way(root: Path) -> Iterator[Callable[[int], None]]:
+    """A run that somebody works on, called `going`; what is given writes the record of a step."""
+    place = root / "going"
+    place.mkdir()
+    try:
+        for name in ("recipe.yaml", "ledger.jsonl"):
+            (place / name).write_text((root / "digits-0" / name).read_text())
+        with (place / ".lock").open("w") as lock, (place / "metrics.jsonl").open("w") as metrics:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+
+            def record(step: int) -> None:
+                line: dict[str, Any] = {
+                    "step": step,
+                    "seconds": 2.0 * step,
+                    "cohort": 3,
+                    "loss": 1.0,
+                    "epsilon": 0.5 * step,
+                }
+                line |= {"evaluation": {"accuracy": 50.0 + step}} if step % 2 else {}
+                metrics.write(json.dumps(line) + "\n")
+                metrics.flush()
+
+            yield record
+    finally:
+        shutil.rmtree(place)
 
 
 @pytest.fixture
@@ -157,7 +200,7 @@ def test_runs_are_chosen_and_compared_by_keyboard(page: Any, server: Server) -> 
     from selenium.webdriver.common.keys import Keys
 
     page.get(f"{server.url}#runs")
-    until(lambda: page.execute_script("return document.querySelectorAll('#runs tbody tr').length") == 4)
+    until(lambda: page.execute_script("return document.querySelectorAll('#runs tbody tr').length") == ALL)
     for name in ("digits-0", "digits-1"):
         page.execute_script('document.querySelector(`input[data-run="${arguments[0]}"]`).focus()', name)
         press(page, Keys.SPACE)
@@ -178,19 +221,19 @@ def names(page: Any) -> list[str]:
 
 def test_runs_are_sorted_and_filtered_and_say_rule_date_and_delta(page: Any, server: Server) -> None:
     page.get(f"{server.url}#runs")
-    until(lambda: len(names(page)) == 4)
+    until(lambda: len(names(page)) == ALL)
     page.execute_script("document.querySelector('#runs button[data-key=name]').click()")
-    assert names(page) == ["digits-0", "digits-1", "retrieval", "speech"]
+    assert names(page) == sorted(names(page)) != []
     page.execute_script("document.querySelector('#runs button[data-key=name]').click()")
-    assert names(page) == ["speech", "retrieval", "digits-1", "digits-0"]
+    assert names(page) == sorted(names(page), reverse=True)
     page.execute_script("document.querySelector('#runs button[data-key=epsilon]').click()")
-    assert names(page)[:2] in (["digits-0", "digits-1"], ["digits-1", "digits-0"]), "no epsilon comes last"
+    assert set(names(page)[-2:]) == {"speech", "retrieval"}, "no epsilon comes last"
     script = "const e = document.getElementById('find'); e.value = arguments[0]; e.dispatchEvent(new Event('input'));"
-    page.execute_script(script, "digits normalise finished")
+    page.execute_script(script, "digits- normalise finished")
     assert sorted(names(page)) == ["digits-0", "digits-1"]
     row = page.execute_script("return document.querySelector('#runs tbody tr').textContent")
     assert "normalise" in row
-    assert "0.00001" in row
+    assert "1e-5" in row
     assert "moderate" in row
     page.execute_script(script, "nothing is called so")
     assert names(page) == []
@@ -221,7 +264,8 @@ def test_a_page_leads_back_and_unlike_epsilons_are_warned_of(page: Any, server: 
     assert cells[0] == cells[3] == ""
     assert cells[1] == "not shown" or cells[1].startswith(("better by", "worse by"))
     page.find_element(By.CSS_SELECTOR, ".back a").click()
-    until(lambda: page.current_url.endswith("#runs"))
+    until(lambda: page.find_elements(By.CSS_SELECTOR, "#runs tbody tr"))
+    assert page.current_url.endswith("/#runs")
     page.get(f"{server.url}compare?run=digits-0&run=speech")
     until(lambda: "spent unlike epsilons" in page.find_element(By.TAG_NAME, "main").text)
 
@@ -256,32 +300,49 @@ def test_a_report_opens_from_the_listing(page: Any, server: Server) -> None:
 
 
 def test_a_run_under_way_is_followed(page: Any, server: Server, root: Path) -> None:
-    import fcntl
+    find = "[...document.querySelectorAll('#runs tbody tr')].find(r => r.textContent.includes('going'))"
 
-    place = root / "going"
-    place.mkdir()
-    try:
-        (place / "recipe.yaml").write_text((root / "digits-0" / "recipe.yaml").read_text())
-        with (place / ".lock").open("w") as lock, (place / "metrics.jsonl").open("w") as metrics:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            page.get(f"{server.url}#runs")
-            find = "[...document.querySelectorAll('#runs tbody tr')].find(r => r.textContent.includes('going'))"
+    def row() -> str:
+        return str(page.execute_script(f"return {find}?.textContent") or "")
 
-            def row() -> str:
-                return str(page.execute_script(f"return {find}?.textContent") or "")
+    with under_way(root) as record:
+        page.get(f"{server.url}#runs")
+        for step in (1, 2, 3):
+            record(step)
+            until(partial(lambda wanted: wanted in row(), f"{step} of 12"))
+        assert "running" in row()
+        assert "about 18 s left" in row()
 
-            for step in (1, 2, 3):
-                line = {"step": step, "seconds": 2.0 * step, "cohort": 3, "loss": 1.0, "epsilon": 0.5 * step}
-                metrics.write(json.dumps(line) + "\n")
-                metrics.flush()
-                until(partial(lambda wanted: wanted in row(), f"{step} of 12"))
-            assert "running" in row()
-            assert "about 18 s left" in row()
-        until(lambda: "stopped" in row())
-    finally:
-        for file in place.iterdir():
-            file.unlink()
-        place.rmdir()
+
+@pytest.mark.parametrize("token", [None, "sixteen-letters-or-more"])
+def test_the_page_of_a_run_follows_it_and_leads_back_to_the_list(
+    browser: Any, root: Path, requested: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch, token: str | None
+) -> None:
+    from selenium.webdriver.common.by import By
+
+    monkeypatch.setattr(shell, "RELOAD", 1)
+    with serving(root, token) as server, under_way(root) as record:
+        browser.get(server.url)  # with a token, this leaves the cookie
+        address = f"{server.url.partition('?')[0]}report?run="
+        record(1)
+        record(2)
+        browser.get(f"{address}going")
+        shown = "return document.querySelector('.card .big')?.textContent"
+        until(lambda: browser.execute_script(shown) == "2 of 12")
+        record(3)
+        until(lambda: browser.execute_script(shown) == "3 of 12")
+        for name in ("going", "digits-0"):
+            browser.get(address + name)
+            until(partial(browser.find_elements, By.CSS_SELECTOR, ".back a"))[0].click()
+            until(partial(browser.find_elements, By.CSS_SELECTOR, "#runs tbody tr"))
+            assert browser.current_url.endswith("/#runs")
+            browser.refresh()
+            until(partial(browser.find_elements, By.CSS_SELECTOR, "#runs tbody tr"))
+        browser.back()
+        until(lambda: "digits-0" in browser.title)
+        assert [
+            url for url in requested() if not url.startswith((address.removesuffix("report?run="), "chrome:"))
+        ] == []
 
 
 def test_a_recording_is_uploaded_and_written_down(page: Any, server: Server, tmp_path: Path) -> None:
@@ -371,7 +432,7 @@ def test_every_view_fits_its_screen_and_can_be_looked_at(page: Any, server: Serv
     )
     for view, ready in {
         "#planner": "return document.querySelectorAll('#curves svg').length === 4",
-        "#runs": "return document.querySelectorAll('#runs tbody tr').length === 4",
+        "#runs": "return document.querySelectorAll('#runs tbody tr').length === " + str(ALL),
         "#try": "return document.getElementById('speech-run').value === 'speech'",
         "report?run=digits-0": "return document.querySelectorAll('figure.chart').length > 5",
         "compare?run=digits-0&run=digits-1": "return document.querySelectorAll('figure.chart').length > 1",

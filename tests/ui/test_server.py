@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import http.client
 import json
 import os
@@ -10,7 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -219,6 +220,53 @@ def test_other_pages_are_refused(server: Server) -> None:
     assert ask(server, "/api/transcribe?run=a&file=a.wav", "POST", b"x")[0] == 403
 
 
+VISIT: dict[str, Any] = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "document"}
+
+
+@pytest.mark.parametrize("path", ["/", "/report?run=a"])
+def test_a_link_from_anywhere_opens_the_page_and_a_run_and_changes_nothing(
+    server: Server, shelf: Shelf, contents: Callable[[Path], dict[str, str]], path: str
+) -> None:
+    before = contents(shelf.root)
+    assert ask(server, path, **VISIT)[0] == 200
+    assert contents(shelf.root) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"Sec_Fetch_Dest": "iframe"}, {"Sec_Fetch_Dest": "object"}, {"Sec_Fetch_Dest": "image"},
+        {"Sec_Fetch_Mode": "no-cors"}, {"Sec_Fetch_Mode": "cors", "Sec_Fetch_Dest": "empty"}, {"Origin": "null"},
+        {"Origin": "http://evil.example"},
+    ],
+)  # fmt: skip
+def test_what_another_site_could_read_or_frame_is_no_link(server: Server, change: dict[str, str]) -> None:
+    for path in ("/", "/report?run=a"):
+        assert ask(server, path, **(VISIT | change))[0] == 403
+
+
+@pytest.mark.parametrize("path", ["/api/runs", "/api/presets", "/compare?run=a&run=deeper/b", "/app.js"])
+def test_no_link_of_another_site_opens_anything_else(server: Server, path: str) -> None:
+    assert ask(server, path, **VISIT)[0] == 403
+
+
+def test_no_form_of_another_site_posts_anything(server: Server) -> None:
+    for headers in (VISIT, VISIT | {"Origin": "http://evil.example"}, VISIT | {"X_Confide": "1"}):
+        assert ask(server, "/api/transcribe?run=a&file=a.wav", "POST", b"x", **headers)[0] == 403
+        assert ask(server, "/", "POST", b"x", **headers)[0] == 403
+
+
+def test_the_page_of_a_run_that_stopped_no_longer_loads_itself_again(tmp_path: Path, tiny: str) -> None:
+    run = tmp_path / "run"
+    folder.train(recipe.load(tiny), run, quiet=True)
+    (run / folder.SUMMARY).unlink()
+    shelf = Shelf(tmp_path)
+    with (run / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "http-equiv=refresh" in shelf.report("run")
+    assert "http-equiv=refresh" not in shelf.report("run")
+
+
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "HEAD", "TRACE"])
 def test_other_methods_are_not_allowed(server: Server, method: str) -> None:
     status, headers, _ = ask(server, "/api/runs", method)
@@ -290,7 +338,7 @@ def test_the_token_becomes_a_cookie_that_opens_the_page(guarded: Server) -> None
     status, headers, _ = ask(guarded, f"/?token={TOKEN}")
     assert (status, headers["Location"]) == (303, "/")
     assert "HttpOnly" in headers["Set-Cookie"]
-    assert "SameSite=Strict" in headers["Set-Cookie"]
+    assert "SameSite=Lax" in headers["Set-Cookie"]
     assert ask(guarded, "/api/runs", Cookie=headers["Set-Cookie"].partition(";")[0])[0] == 200
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.resources import files
 
+RELOAD = 10
+"""Seconds after which the page of a run under way is loaded again."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
@@ -20,8 +22,8 @@ def asset(name: str) -> str:
 
 
 def document(title: str, body: Iterable[str], home: str = "", refresh: bool = False) -> str:
-    """A whole page. `home` is where its link back leads, and `refresh` has it loaded again every ten seconds."""
-    again = "<meta http-equiv=refresh content=10>" if refresh else ""
+    """A whole page. `home` is where its link back leads, and `refresh` has it loaded again while a run goes on."""
+    again = f"<meta http-equiv=refresh content={RELOAD}>" if refresh else ""
     back = f"<p class=back><a href='{html.escape(home, True)}'>&#8592; All runs</a></p>" if home else ""
     return "\n".join(
         [

@@ -6,6 +6,10 @@ Who may ask:
 * Beyond loopback every request needs the token, as a cookie that is set once by the address that is printed at start.
 * What changes something or costs something is a POST with a header that other sites cannot send without asking, from
   the page's own origin.
+* Nothing else is answered to other sites either, but for two pages when a browser opens them in a tab, as a link from
+  anywhere does: the page itself and a run's. They change nothing, and nobody but the one before the screen can read or
+  frame them. A run's page is sandboxed, so that its own link back and its reload come from no site at all. A
+  comparison is no such page: it may have to score a model.
 
 What it serves: three files of the package, answers as JSON, and pages rendered from a run's records. Runs are looked up
 in a listing; no path from a request is ever opened. Pages of runs are sandboxed: a script in them, if one ever got in,
@@ -31,7 +35,7 @@ from confide.errors import UserError
 from confide.report.shell import POLICY
 from confide.ui import planning
 from confide.ui.shelf import Shelf
-from confide.web.access import check_host, is_foreign, token_for
+from confide.web.access import check_host, is_foreign, is_visit, token_for
 from confide.web.answers import Json, application, explain_mistake, read_body, route
 from confide.web.server import WebServer
 
@@ -56,6 +60,7 @@ _FILES = [
     ("/page.js", "confide.report", "page.js"),
     ("/page.css", "confide.report", "page.css"),
 ]
+_VISITED = ("/", "/report")
 _KINDS = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
 _PLANS: dict[str, Callable[[Mapping[str, str]], Any]] = {
     "/api/presets": lambda _: planning.presets(),
@@ -96,11 +101,12 @@ class Server(WebServer):
             check_host(request, self.port, "page")
         elif not hmac.compare_digest((given or request.cookies.get(COOKIE, "")).encode(), self.token.encode()):
             raise HTTPException(401, "open the address with its token, as `confide ui` printed it")
-        if is_foreign(request) or (request.method == "POST" and request.headers.get("X-Confide") != "1"):
+        foreign = is_foreign(request) and not (request.url.path in _VISITED and is_visit(request))
+        if foreign or (request.method == "POST" and request.headers.get("X-Confide") != "1"):
             raise HTTPException(403, "requests from other pages are not answered")
         if self.token is not None and given is not None and request.method == "GET":
-            # No script and no other site can use the cookie.
-            cookie = f"{COOKIE}={self.token}; HttpOnly; SameSite=Strict; Path=/"
+            # No script can read the cookie. Lax: from elsewhere it comes with links alone, such as a run's link back.
+            cookie = f"{COOKIE}={self.token}; HttpOnly; SameSite=Lax; Path=/"
             return RedirectResponse("/", 303, {"Set-Cookie": cookie})
         return None
 

@@ -14,7 +14,7 @@ from typing import Any
 from confide.errors import UserError
 from confide.runs import answering
 from confide.runs import folder as runs
-from confide.runs.watch import Watched
+from confide.runs.watch import Watched, busy
 
 DEEPEST, MOST_RUNS = 4, 2000
 HOME = "/#runs"
@@ -62,7 +62,7 @@ class Shelf:
     def report(self, name: str) -> str:
         """A run's page as of now."""
         place = self.find(name)
-        return _render_report(place, tuple(_changed(place / file) for file in _RECORDS))
+        return _render_report(place, (*(_changed(place / file) for file in _RECORDS), busy(place)))
 
     def comparison(self, names: Iterable[str]) -> str:
         """A page that compares runs as of now."""

@@ -34,3 +34,12 @@ def is_foreign(request: Request) -> bool:
         request.headers.get("Origin", origin).lower() != origin
         or request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
     )  # fmt: skip
+
+
+def is_visit(request: Request) -> bool:
+    """Whether a browser opens this address in a tab: who sent it there can neither read nor frame the answer.
+
+    A link, a reload: whose page had it cannot be told where that page is sandboxed, and so has no origin.
+    """
+    asked = (request.method, request.headers.get("Sec-Fetch-Mode"), request.headers.get("Sec-Fetch-Dest"))
+    return asked == ("GET", "navigate", "document") and "Origin" not in request.headers

@@ -20,6 +20,7 @@
     for (const link of document.querySelectorAll(".top nav a")) {
       if (link.hash === "#" + view) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
     }
+    document.body.dataset.view = view;
     document.title = { planner: "Planner", runs: "Runs", try: "Try it" }[view] + " · Confide";
     if (view !== "planner") refresh();
   }
@@ -200,12 +201,12 @@
       const bar = make("progress", { max: run.steps || 1, value: run.step || 0 });
       bar.setAttribute("aria-label", "progress of " + run.name);
       const left = run.state === "running" && run.seconds_left !== null ? `, about ${duration(run.seconds_left)} left` : "";
-      const where = run.state === "damaged" ? [run.said] : [bar, ` ${number(run.step)} of ${number(run.steps)}${left}`];
+      const where = run.state === "damaged" ? [run.said] : [make("div", {}, bar, make("div", {}, `${number(run.step)} of ${number(run.steps)}${left}`))];
       const metric = run.value === null || run.value === undefined ? "" : run.metric_said.endsWith(", %") ? `${run.metric_said.slice(0, -3)} ${number(run.value)}\u00a0%` : `${run.metric_said} ${number(run.value)}`;
       const epsilon = !run.step ? "" : run.epsilon === null ? make("span", { className: "none" }, "no guarantee") : make("span", { className: run.strength, title: run.protection }, `${run.epsilon_shown} ${run.strength}`);
       const large = run.delta && run.population && run.delta * run.population > 1;
-      const delta = run.delta && run.epsilon !== null ? make("span", { className: large ? "none" : "", title: large ? "above 1 / population" : "" }, String(run.delta)) : "";
-      const when = run.changed ? new Date(1000 * run.changed).toISOString().slice(0, 16).replace("T", " ") : "";
+      const delta = run.delta && run.epsilon !== null ? make("span", { className: large ? "none" : "", title: large ? "above 1 / population" : "" }, run.delta < 1e-3 ? run.delta.toExponential() : String(run.delta)) : "";
+      const when = run.changed ? day(run.changed) : "";
       const name = make("span", {}, run.step ? link : run.name, make("div", { className: "soft what" }, run.recipe || ""));
       const cells = [box, name, when, run.task || "", run.rule || "", run.state, where, metric, epsilon, delta];
       return make("tr", {}, ...cells.map((cell, i) => {
@@ -217,6 +218,7 @@
     if (focused) [...body.querySelectorAll("input")].find((box) => box.dataset.run === focused)?.focus();
     $("compare").disabled = picked.size < 2;
   }
+  const day = (s) => new Date(1000 * s - 60000 * new Date(1000 * s).getTimezoneOffset()).toISOString().slice(0, 16).replace("T", " ");
   const duration = (s) => (s < 90 ? `${Math.round(s)} s` : s < 5400 ? `${Math.round(s / 60)} min` : `${(s / 3600).toFixed(1)} h`);
   $("compare").addEventListener("click", () => { location.href = "compare?" + new URLSearchParams([...picked].map((name) => ["run", name])); });
 
