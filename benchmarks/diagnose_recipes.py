@@ -4,7 +4,7 @@ Each recipe is trained to its end and diagnosed. The advice that comes first and
 is made again with each of some seeds that no rehearsal has seen. What is compared is the metric on the test set, which
 no rehearsal looks at. "Clearly worse" is worse by more than two standard errors of the difference over seeds.
 
-python benchmarks/diagnose_recipes.py --seeds 3 --data ../shared/data
+python benchmarks/diagnose_recipes.py --seeds 3 --data ../shared/data [--json diagnose-recipes.json]
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import tempfile
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
 import torch
 
@@ -23,6 +24,7 @@ from confide.runs import folder
 from confide.runs.beginning import score_model
 from confide.runs.simulation import simulate
 from confide.theory.diagnose import diagnose_run
+from support.records import write_record
 
 HIGHER = {"accuracy"}
 MESSAGES = "task.data.file={data}/sms_spam/SMSSpamCollection"
@@ -39,6 +41,7 @@ RECIPES: dict[str, tuple[str, list[str]]] = {
     ),
     "messages, epsilon 2": ("retrieval/sms-private", [MESSAGES, "run.steps=80"]),
     "phones, epsilon 4": ("retrieval/sms-private-quantile", [MESSAGES]),
+    "words, epsilon 8": ("speech/words/private", ["task.start=null", "run.steps=20"]),
 }  # fmt: skip
 
 
@@ -57,27 +60,33 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--data", default="../shared/data", help="the folder with sms_spam")
     parser.add_argument("--only", nargs="*", default=list(RECIPES), choices=list(RECIPES))
+    parser.add_argument("--json", type=Path, help="where the record is written, after every recipe")
     wanted = parser.parse_args()
     torch.set_num_threads(1)
     seeds = range(100, 100 + wanted.seeds)
-    better = worse = told = 0
+    rows: list[dict[str, Any]] = []
     for name in wanted.only:
         source, settings = RECIPES[name]
         recipe = load(source, [each.replace("{data}", wanted.data) for each in settings])
         with tempfile.TemporaryDirectory() as place:
             metric = folder.train(recipe, Path(place) / "run", quiet=True)["metric"]
             advice = [each for each in diagnose_run(Path(place) / "run").advice if each.settings]
-        row: dict[str, object] = {"recipe": name, "metric": metric, "advice": None}
+        row: dict[str, Any] = {"recipe": name, "metric": metric, "advice": None}
         if advice:
             before, after = finals(recipe, seeds), finals(changed_by(recipe, advice[0].settings), seeds)
             sign = 1 if metric in HIGHER else -1
             gap = sign * (mean(after) - mean(before))
             error = ((stdev(before) ** 2 + stdev(after) ** 2) / wanted.seeds) ** 0.5 if wanted.seeds > 1 else 0.0
-            told, better, worse = told + 1, better + (gap > 0), worse + (gap < -2 * error)
             row |= {"advice": advice[0].what, "settings": advice[0].settings, "before": mean(before),
-                    "after": mean(after), "error": error, "better": gap > 0}  # fmt: skip
+                    "after": mean(after), "error": error, "better": gap > 0,
+                    "clearly worse": gap < -2 * error}  # fmt: skip
+        rows.append(row)
         print(json.dumps(row), flush=True)
-    print(f"{told} of {len(wanted.only)} got advice to follow: better {better}, clearly worse {worse}")
+        if wanted.json is not None:
+            write_record(wanted.json, rows)
+    told = [row for row in rows if row["advice"] is not None]
+    better, worse = (sum(row[name] for row in told) for name in ("better", "clearly worse"))
+    print(f"{len(told)} of {len(rows)} got advice to follow: better {better}, clearly worse {worse}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Does `confide init` write recipes that train? For each data set: init, train, and the gain over the start.
 
-    .venv/bin/python benchmarks/first_recipes.py --out results/first [--only an4 fsdd]
+    .venv/bin/python benchmarks/first_recipes.py --out results/first [--only an4 fsdd] [--json first-recipes.json]
 
-Runs the commands as a user would, one process each, and writes first.json: what was found, epsilon, the metric before
-the first step and at the end, and processor seconds (features that are kept from earlier count as nothing).
+Runs the commands as a user would, one process each, and prints what was found, epsilon, the metric before the first
+step and at the end, and processor seconds (features that are kept from earlier count as nothing). first.json keeps
+that, so that --only makes single rows again; --json writes all of them as a record.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from confide.files import data_folder
+from support.records import write_record
 
 SETS = ("speech_commands", "an4", "audiomnist", "fsdd", "LibriSpeech", "sms_spam", "ag_news", "arxiv")
 
@@ -25,6 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="a folder for recipes, runs and first.json")
     parser.add_argument("--only", nargs="+", default=SETS, help="these data sets")
+    parser.add_argument("--json", type=Path, help="where the record is written")
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
     record = asked.out / "first.json"
@@ -33,6 +36,8 @@ def main() -> None:
         rows[name] = one(name, asked.out)
         record.write_text(json.dumps(rows, indent=2) + "\n")
         print(name, rows[name], flush=True)
+    if asked.json is not None:
+        write_record(asked.json, [{"data": name, **row} for name, row in rows.items()])
     worse = [name for name, row in rows.items() if not row["gain"] or row["gain"] <= 0]
     sys.exit(f"no better than they began: {', '.join(worse)}" if worse else 0)
 

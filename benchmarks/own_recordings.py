@@ -1,12 +1,13 @@
 """From a stranger's folder of recordings to an exported private model, by the five commands of docs/tutorial-own.md.
 
-    .venv/bin/python benchmarks/own_recordings.py --out results/own [--data speech_commands]
+    .venv/bin/python benchmarks/own_recordings.py --out results/own [--data speech_commands] [--json own.json]
 
 Lays published recordings out as a person would keep them (recordings/SPEAKER/NAME.wav and NAME.txt), runs the commands
 as they are printed there, and checks what they left: epsilon and delta in the ledger and in the model's notes, the
 word error rates of the start and of the model, and that onnxruntime, on the exported file alone, writes down the same
 words as `confide transcribe` for recordings of people whom `init` never saw. Prints and keeps a JSON document with the
-seconds of each command; with --fresh the encoder's states and the voices of earlier runs are not used.
+seconds of each command (--json: as a record too); with --fresh the encoder's states and the voices of earlier runs are
+not used.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from confide.files import cache_folder, data_folder
 from confide.runs.corpus_choice import check_corpus
 from confide.speech.corpora import read_corpus
 from confide.speech.corpus import SAMPLE_RATE, Corpus, read_audio
+from support.records import write_record
 
 ROOT = Path(__file__).parents[1]
 HEADING = "**In five commands.**"
@@ -51,6 +53,7 @@ def main() -> None:
     parser.add_argument("--data", choices=SETS, default="speech_commands")
     parser.add_argument("--recordings", type=int, default=100, help="how many are transcribed by both")
     parser.add_argument("--fresh", action="store_true", help="make the encoder's states, also where they are kept")
+    parser.add_argument("--json", type=Path, help="where the record is written")
     asked = parser.parse_args()
     asked.out.mkdir(parents=True)
     train, test = (opened(asked.data, section) for section in SETS[asked.data])
@@ -75,6 +78,8 @@ def main() -> None:
     row["seconds"] = round(sum(each["seconds"] for each in row["commands"]), 1)
     row |= checked(asked.out, heard_of(test, asked.recordings))
     (asked.out / "own.json").write_text(json.dumps(row, indent=2) + "\n")
+    if asked.json is not None:
+        write_record(asked.json, [row])
     print(json.dumps(row, indent=2))
 
 

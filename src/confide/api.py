@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from confide.errors import UserError
 from confide.files import read_json_lines
@@ -274,13 +274,17 @@ def transcribe(
     return answering.transcribe(_folder_of(run), given, arpa, encoder)
 
 
-def retrieve(run: str | Path | Run, query: str, k: int = 5) -> list[RetrievedDocument]:
+def retrieve(
+    run: str | Path | Run, query: str, k: int = 5, documents: str | Path | None = None, encoder: str | None = None
+) -> list[RetrievedDocument]:
     """Find documents for a query, as `confide retrieve RUN QUERY` does. The model stays open for the next one.
 
     Args:
-        run: a finished retrieval run, or its folder.
+        run: a finished retrieval run, its folder, or a published folder.
         query: what is looked for.
         k: how many documents.
+        documents: for a model that was published without them, the file `documents.jsonl` of its owner.
+        encoder: where the run's frozen encoder is, if not where its recipe says.
 
     Returns:
         The documents, best first, each with its `rank`, `score` and `document` (`id` and `text`).
@@ -295,7 +299,8 @@ def retrieve(run: str | Path | Run, query: str, k: int = 5) -> list[RetrievedDoc
     """
     from confide.runs import answering
 
-    return answering.retrieve(_folder_of(run), query, k)
+    listed = None if documents is None else Path(documents)
+    return answering.retrieve(_folder_of(run), query, k, listed, encoder)
 
 
 def compare(*folders: str | Path | Run) -> Comparison:
@@ -328,6 +333,7 @@ def publish(
     use: str = "",
     license: str = "",
     with_test_metrics: bool = False,
+    documents: Literal["names", "texts"] | None = None,
 ) -> dict[str, Any]:
     """Write what the guarantee of a finished run covers into a new folder, as `confide publish RUN OUT` does.
 
@@ -339,6 +345,7 @@ def publish(
         use: for the card, what the model is meant for.
         license: for the card, under which licence.
         with_test_metrics: whether to publish the metrics on the test data, which have no noise.
+        documents: of a retrieval model, whether to publish its documents' names, or names and texts; None: neither.
 
     Returns:
         What `--json` prints: folder, files, and the guarantee.
@@ -357,7 +364,7 @@ def publish(
     from confide.runs.card import Words
 
     words = Words(name, data, use, license)
-    return publishing.publish(_folder_of(run), Path(out), words, with_test_metrics)
+    return publishing.publish(_folder_of(run), Path(out), words, with_test_metrics, documents)
 
 
 def plan(

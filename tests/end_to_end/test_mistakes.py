@@ -21,7 +21,7 @@ import pytest
 import soundfile
 
 from confide import errors, recipe
-from confide.runs import folder
+from confide.runs import folder, publish
 
 Command = Callable[..., tuple[int, str, str]]
 Contents = Callable[[Path], dict[str, str]]
@@ -59,6 +59,13 @@ MISTAKES: dict[str, Mistake] = {
     "an empty folder": Mistake(init("empty"), "the folder empty is in no layout", LAYOUT, BESIDE),
     "recordings without texts": Mistake(
         init("mute"), "it holds 6 recordings such as a.wav, and no .txt beside any", LAYOUT, BESIDE
+    ),
+    "recordings in no speaker's folder": Mistake(
+        init("flat"), "6 recordings such as a0.wav lie directly in it", LAYOUT, "make a folder in it for each speaker"
+    ),
+    "owners of no texts": Mistake(
+        init("people", "--owners", "people"), "--owners people", "has no column that says whose a text is",
+        "leave --owners out",
     ),
     "texts that are empty": Mistake(init("blank"), "6 empty text; first: p0/a", USABLE, "check the folder"),
     "recordings that are none": Mistake(init("noise"), "6 undecodable; first: p0/a", USABLE, "check the folder"),
@@ -232,7 +239,30 @@ MISTAKES: dict[str, Mistake] = {
         ("export", "digits", "--out", "file"), "file is there already", "not touched", "choose another --out"
     ),
     "a research run for publication": Mistake(
-        ("publish", "done", "public"), "seeded noise", "nothing was written", "privacy.source=system"
+        ("publish", "done", "public"), "seeded noise", "nothing was written", "`confide release done --out NEW`"
+    ),
+    "documents of a model without any": Mistake(
+        ("publish", "released", "public", "--documents", "names"), "--documents names", "is for retrieval", "drop it"
+    ),
+    "a published retriever without its documents": Mistake(
+        ("retrieve", "shared", "my query"), "shared was published without its documents", "Expected --documents "
+        "documents.jsonl", "--documents names",
+    ),
+    "a service of a published retriever without its documents": Mistake(
+        ("serve", "shared"), "shared was published without its documents", "Expected --documents documents.jsonl",
+        "--documents names",
+    ),
+    "a list of documents that is not there": Mistake(
+        ("retrieve", "shared", "my query", "--documents", "docs.jsonl"), "--documents docs.jsonl",
+        "there is no such file; expected documents.jsonl", "as `confide publish` writes it",
+    ),
+    "a list of documents that is something else": Mistake(
+        ("retrieve", "shared", "my query", "--documents", "header.csv"), "header.csv, line 1", "expected a document as "
+        "JSON", "get the file from its owner",
+    ),
+    "a list of documents of another model": Mistake(
+        ("retrieve", "shared", "my query", "--documents", "three.jsonl"), "three.jsonl has 3 documents",
+        "the model of shared scores 2; expected those that it was trained on", "in its order",
     ),
     "a publication into somebody's folder": Mistake(
         ("publish", "done", "thesis"), "thesis is not empty", "must hold nothing else", "choose a new folder"
@@ -276,13 +306,19 @@ MISTAKES: dict[str, Mistake] = {
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory, tiny: str) -> Path:
+def places(
+    tmp_path_factory: pytest.TempPathFactory, tiny: str, tiny_model: Callable[..., Path], no_figures_here: None
+) -> Path:
     """A folder with everything that the mistakes are made with, and a port that is taken."""
     root = tmp_path_factory.mktemp("mistakes")
     spoken = {
         name: people(root / name) for name in ("people", "mute", "blank", "noise", "short", "rate", "nan", "latin")
     }
     people(root / "one", 1)
+    (root / "flat").mkdir()
+    for number, audio in enumerate(people(root / "some")):
+        for path in (audio, audio.with_suffix(".txt")):
+            path.rename(root / "flat" / f"a{number}{path.suffix}")
     for audio in spoken["mute"]:
         audio.with_suffix(".txt").unlink()
     for audio in spoken["blank"]:
@@ -311,6 +347,7 @@ def places(tmp_path_factory: pytest.TempPathFactory, tiny: str) -> Path:
     (root / "thesis").mkdir()
     (root / "thesis" / "chapter1.tex").write_text("Once")
     runs(root, tiny)
+    shared(root, str(tiny_model("masked")))
     return root
 
 
@@ -330,6 +367,8 @@ def runs(root: Path, tiny: str) -> None:
     folder.train(recipe.load(tiny), root / "done", quiet=True)
     digits = recipe.load("convex/digits", ["run.steps=20", "evaluation.every=20", "final={kind: last}"])
     folder.train(digits, root / "digits", quiet=True)
+    released = recipe.load(tiny, ["privacy.source=system"])
+    folder.train(released, root / "released", quiet=True)
     for name, source in (("half", "done"), ("edited", "done"), ("older", "done"), ("half-digits", "digits")):
         shutil.copytree(root / source, root / name)
     for name in ("half", "half-digits", "older"):
@@ -345,6 +384,20 @@ def runs(root: Path, tiny: str) -> None:
             held, hashlib.blake2b(content.replace(held, b"0" * 64, 1), digest_size=32).hexdigest().encode(), 1
         )
     )
+
+
+def shared(root: Path, encoder: str) -> None:
+    """A retriever over somebody's table, as it was published: without the table."""
+    rows = [f"the {animal} sat near water,{animal}" for animal in ("cat", "dogs") for _ in range(12)]
+    (root / "table.csv").write_text("\n".join(["query,document", *rows]) + "\n")
+    data = f"data: {{kind: table, queries: '{root / 'table.csv'}'}}, clients: {{kind: even, clients: 4}}"
+    task = f"task={{kind: retrieval, encoder: {{source: '{encoder}'}}, {data}, cache: '{root / 'states'}'}}"
+    changes = [task, "sampling.cohort=2", "privacy.source=system", "users={unit: text}"]
+    folder.train(recipe.load(str(root / "tiny.yaml"), changes), root / "searched", quiet=True)
+    publish.publish(root / "searched", root / "shared")
+    path = root / "shared" / folder.RECIPE  # as if its encoder were one that everybody can get
+    path.write_text(path.read_text().replace("source: left-out", "source: minilm"))
+    (root / "three.jsonl").write_text('{"id": "cat"}\n{"id": "dogs"}\n{"id": "birds"}\n')
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import math
+import os
+import pty
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+import typer
 
 from confide import recipe
 from confide.errors import UserError
@@ -197,6 +203,8 @@ def test_too_few_people_are_told_how_many_would_be_enough_and_they_would(tmp_pat
         (["nobody.tsv"], "none says who speaks; expected a column such as speaker"),
         (["rows.csv", "--text-column", "txt"], "there is no column 'txt'; expected one of text, label, owner"),
         (["one"], "1 speaker; expected two or more"),
+        (["flat"], "2 recordings such as take0.wav lie directly in it"),
+        (["people", "--owners", "people"], "has no column that says whose a text is"),
         ([], "DATA was not given, and there is no terminal to ask on"),
         (["people", "--language", "xx"], "language"),
     ],
@@ -208,6 +216,9 @@ def test_mistakes_say_what_was_given_and_what_was_expected(
     folder_of_speakers(Path("people"), 3)
     folder_of_speakers(Path("one"), 1)
     Path("empty").mkdir()
+    folder_of_speakers(Path("flat"), 1)
+    for path in sorted(Path("flat", "p0").iterdir()):
+        path.rename(Path("flat", path.name))
     Path("nobody.tsv").write_text("path\ttext\na.wav\tyes\n")
     rows(Path("rows.csv"), 3)
     code, _, err = command("init", *words)
@@ -216,20 +227,70 @@ def test_mistakes_say_what_was_given_and_what_was_expected(
     assert not list(Path().glob("*.yaml"))
 
 
-def test_a_terminal_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
-    import sys
+def on_a_terminal(folder: Path, *answers: str) -> tuple[int, str]:
+    """`confide init` on a terminal of its own, where somebody types: exit code, and everything that was shown."""
+    main, end = pty.openpty()
+    script = "import sys; from confide.cli import main; sys.argv = ['confide', 'init']; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=folder, stdin=end, stdout=end, stderr=end, close_fds=True
+    )
+    os.close(end)
+    os.write(main, "".join(f"{answer}\n" for answer in answers).encode())
+    shown = b""
+    with contextlib.suppress(OSError):  # the terminal ends with the process
+        while piece := os.read(main, 65_536):
+            shown += piece
+    os.close(main)
+    return process.wait(), " ".join(shown.decode().split())
 
-    import typer
 
+def test_whoever_presses_enter_at_the_epsilon_gets_what_the_people_can_have(tmp_path: Path) -> None:
     folder_of_speakers(tmp_path / "people", 3)
+    code, shown = on_a_terminal(tmp_path, "people", "")
+    assert code == 0, shown
+    assert "8 is moderate, 1 is strong" in shown
+    assert "2 people are too few to train 11,550 numbers at epsilon 8" in shown
+    assert "wrote people.yaml" in shown
+    assert "2 people to train on, 1 other to test on" in shown
+    assert "1 other person to test on" in " ".join((tmp_path / "people.yaml").read_text().replace("\n#", "").split())
+
+
+def test_a_terminal_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
     monkeypatch.chdir(tmp_path)
-    answers = iter([str(tmp_path / "people"), "inf"])
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-    monkeypatch.setattr(typer, "prompt", lambda *_, **__: next(answers))
-    code, printed, err = command("init")
+    folder_of_speakers(tmp_path / "people", 3)
+    rows(tmp_path / "rows.csv", 40)
+    for answers, said, kept in (
+        (["people", "inf"], "no privacy was asked for", "mechanism"),
+        (["people", "8"], "--epsilon 8: 2 people are too few", None),  # who types it asks for it
+        (["rows.csv", "inf", "y"], "no privacy was asked for", "person: true"),
+    ):
+        given = iter(answers)
+        monkeypatch.setattr(typer, "prompt", lambda *_, given=given, **__: next(given))
+        code, _, err = command("init")
+        assert said in err
+        recipes = list(tmp_path.glob("*.yaml"))
+        assert code == (0 if kept else 2)
+        assert bool(recipes) == bool(kept)
+        if kept and kept != "mechanism":
+            assert kept in recipes[0].read_text()
+        for each in recipes:
+            each.unlink()
+
+
+@pytest.mark.parametrize(
+    ("owners", "person"), [(["--owners", "people"], True), (["--owners", "others"], False), ([], False)]
+)
+def test_the_guarantee_is_for_people_where_somebody_says_that_owners_are(
+    owners: list[str], person: bool, tmp_path: Path, command: Command
+) -> None:
+    table = rows(tmp_path / "rows.csv", 1200, each=1)
+    code, _, err = command("init", table, "--out", tmp_path / "mine.yaml", *owners)
     assert code == 0, err
-    assert "wrote people.yaml" in printed
-    assert "no privacy was asked for" in err
+    assert ("nobody said whether each owner is one person" in err) == (not owners)
+    wanted = recipe.load(str(tmp_path / "mine.yaml"))
+    assert wanted.privacy.mechanism == "gaussian"
+    assert bool(wanted.users.person) == person
 
 
 def test_a_written_recipe_of_texts_trains_and_ends_better_than_it_began(

@@ -165,9 +165,12 @@ def test_the_evaluation_is_shown_with_an_interval_and_per_class(finished: Path, 
 
 
 def test_a_training_query_finds_its_document(library: Library) -> None:
+    assert library.corpus is not None
     train = library.corpus.train
     right = [library.find(text, 2)[0].document for text in train.texts]
-    share = sum(d == library.corpus.documents[label] for d, label in zip(right, train.labels, strict=True)) / len(train)
+    share = sum(d == library.retriever.documents[label] for d, label in zip(right, train.labels, strict=True)) / len(
+        train
+    )
     assert share > 0.8
 
 

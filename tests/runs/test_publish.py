@@ -23,8 +23,9 @@ from confide.privacy.budget import Budget
 from confide.privacy.guarantee import statement
 from confide.privacy.ledger import Ledger
 from confide.recipe import parse
-from confide.runs import card, checkpoint, folder, publish
+from confide.runs import answering, card, checkpoint, folder, publish
 from confide.runs.card import Words
+from confide.runs.export import export
 from confide.runs.notes import read_notes
 from confide.runs.recording import LAYERS, METRICS, RELEASED, TIMES
 from confide.runs.shared_recipe import for_others
@@ -524,19 +525,20 @@ def test_a_speech_run_is_published_without_its_speakers(tmp_path: Path) -> None:
     assert {m["type"] for m in front_of(tmp_path / "out")["model-index"][0]["results"][0]["metrics"]} >= {"wer", "cer"}
 
 
-def test_a_retrieval_run_is_published_without_its_texts(tmp_path: Path, tiny_model: Callable[..., Path]) -> None:
+def retriever(tmp_path: Path, source: str, **task: Any) -> Path:
+    """A finished run over somebody's table."""
     rows = [f"how do I {verb} a {thing}?" for verb in ("sell", "buy", "mend") for thing in ("house", "car", "boat")]
     table = "query,document\n" + "".join(f"{row},about {row.split()[5]}\n" for row in rows * 4)
     (tmp_path / "queries.csv").write_text(table)
     wanted = {
         "task": {
-            "kind": "retrieval", "encoder": {"source": str(tiny_model("masked")), "pooling": "mean"},
+            "kind": "retrieval", "encoder": {"source": source, "pooling": "mean"},
             "data": {"kind": "table", "queries": str(tmp_path / "queries.csv")},
-            "clients": {"kind": "even", "clients": 6}, "cache": str(tmp_path / "states"),
+            "clients": {"kind": "even", "clients": 6}, "cache": str(tmp_path / "states"), **task,
         },
         "users": {"unit": "random share of the queries"},
         "sampling": {"kind": "poisson", "cohort": 3},
-        "local": {"epochs": 1, "learning_rate": 0.3},
+        "local": {"epochs": 1, "batch_size": 4, "learning_rate": 0.3},
         "bounding": {"rule": "clip", "bound": 1},
         "privacy": {
             "mechanism": "gaussian", "noise_multiplier": 2, "delta": 1e-3, "source": "system",
@@ -546,10 +548,99 @@ def test_a_retrieval_run_is_published_without_its_texts(tmp_path: Path, tiny_mod
         "run": {"steps": 3},
     }  # fmt: skip
     folder.train(parse(wanted), tmp_path / "run", quiet=True)
-    publish.publish(tmp_path / "run", tmp_path / "out", with_test_metrics=True)
+    return tmp_path / "run"
+
+
+def test_a_retrieval_run_is_published_without_its_texts(tmp_path: Path, tiny_model: Callable[..., Path]) -> None:
+    publish.publish(retriever(tmp_path, str(tiny_model("masked"))), tmp_path / "out", with_test_metrics=True)
     assert len(lines_of(tmp_path / "out" / RELEASED)) == 3
     for path in (tmp_path / "out").iterdir():
         assert not any(word in path.read_bytes() for word in (b"how do I", b"house", str(tmp_path).encode()))
+
+
+def test_a_published_retriever_is_used_with_the_names_that_its_owner_published_or_gives(
+    tmp_path: Path, tiny_model: Callable[..., Path], command: Command
+) -> None:
+    encoder = str(tiny_model("masked"))
+    run = retriever(tmp_path, encoder)
+    code, said, err = command("publish", run, tmp_path / "named", "--documents", "names")
+    assert (code, err) == (0, "")
+    assert "documents.jsonl has names of 3 documents (about house?, about car?, about boat?)" in said
+    listed = tmp_path / "named" / "documents.jsonl"
+    assert lines_of(listed) == [{"id": f"about {thing}?"} for thing in ("house", "car", "boat")]
+    assert "no guarantee covers them" in (tmp_path / "named" / "README.md").read_text()
+    wanted = [each.document.id for each in answering.retrieve(run, "the cat sat", 3)]
+    asked = ["--encoder", encoder, "--json"]
+    code, out, err = command("retrieve", tmp_path / "named", "the cat sat", *asked)
+    assert code == 0, err
+    assert [each["id"] for each in json.loads(out)["documents"]] == wanted
+    publish.publish(run, tmp_path / "bare")
+    code, _, err = command("retrieve", tmp_path / "bare", "the cat sat", *asked)
+    assert code == 2
+    for said in (
+        "bare was published without its documents",
+        "Expected --documents documents.jsonl",
+        "--documents names",
+    ):
+        assert said in err
+    code, out, err = command("retrieve", tmp_path / "bare", "the cat sat", "--documents", listed, *asked)
+    assert code == 0, err
+    assert [each["id"] for each in json.loads(out)["documents"]] == wanted
+    assert answering.open_model(tmp_path / "bare", encoder, listed) == "retrieval"  # what `confide serve` opens
+    found = answering.found(tmp_path / "bare", "the cat sat", 3, listed, encoder)["documents"]
+    assert [each["id"] for each in found] == wanted
+    code, _, err = command("evaluate", tmp_path / "named")
+    assert code == 2
+    assert "--encoder" in err or "without its test queries" in err
+    made = export(tmp_path / "named", tmp_path / "named.onnx", encoder)
+    assert json.loads(made["notes"]["documents"]) == ["about house?", "about car?", "about boat?"]
+    assert "documents" not in export(run, tmp_path / "run.onnx")["notes"]  # nobody has said that they may leave
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"id": "a"}\n{"id": "b"}\n', "has 2 documents, and the model of"),
+        ('{"id": "a"}\nb\n', "line 2 is 'b'; expected a document as JSON"),
+        ('{"name": "a"}\n', "line 1 is"),
+    ],
+)
+def test_a_list_of_documents_that_does_not_fit_is_refused(
+    content: str, said: str, tmp_path: Path, tiny_model: Callable[..., Path]
+) -> None:
+    encoder = str(tiny_model("masked"))
+    publish.publish(retriever(tmp_path, encoder), tmp_path / "out")
+    (tmp_path / "listed.jsonl").write_text(content)
+    with pytest.raises(UserError, match=said):
+        answering.retrieve(tmp_path / "out", "the cat", 1, tmp_path / "listed.jsonl", encoder)
+
+
+def test_a_model_that_searches_is_published_with_texts_or_without_documents(
+    tmp_path: Path, tiny_model: Callable[..., Path]
+) -> None:
+    encoder = str(tiny_model("masked"))
+    run = retriever(tmp_path, encoder, method="adapter_search")
+    with pytest.raises(UserError, match=r"--documents names: .* expected --documents texts"):
+        publish.publish(run, tmp_path / "out", documents="names")
+    publish.publish(run, tmp_path / "out", documents="texts")
+    found = answering.retrieve(tmp_path / "out", "the cat sat", 3, encoder=encoder)
+    assert found == answering.retrieve(run, "the cat sat", 3)
+
+
+def test_documents_that_have_changed_since_the_run_are_not_published(
+    tmp_path: Path, tiny_model: Callable[..., Path]
+) -> None:
+    run = retriever(tmp_path, str(tiny_model("masked")))
+    table = tmp_path / "queries.csv"
+    table.write_text(table.read_text().replace("about boat", "about ship"))
+    with pytest.raises(UserError, match=r"are not those that .* was trained on; nothing was written"):
+        publish.publish(run, tmp_path / "out", documents="names")
+    assert not (tmp_path / "out").exists()
+
+
+def test_documents_of_a_run_that_has_none_are_refused(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--documents names: is for retrieval, and .* is of task convex/logistic"):
+        publish.publish(run, tmp_path / "out", documents="names")
 
 
 def test_the_command_writes_and_says_what_stays_behind(command: Command, run: Path, tmp_path: Path) -> None:

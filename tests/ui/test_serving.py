@@ -147,8 +147,9 @@ def test_a_query_gets_documents(left_run: LeftRun, tiny_model: Callable[..., Pat
         "cache": str(tmp_path / "states"),
     }  # fmt: skip
     run = left_run(tmp_path / "run", task)
-    with pytest.raises(UserError, match="--encoder minilm: is for speech"):
-        ModelServer(run, encoder="minilm")
+    (tmp_path / "listed.jsonl").write_text("".join(f'{{"id": "{number}"}}\n' for number in range(5)))
+    with pytest.raises(UserError, match=r"has 5 documents, and the model of .* scores 6"):
+        ModelServer(run, documents=tmp_path / "listed.jsonl")
     with running(ModelServer(run)) as server:
         status, found = ask(server, "/retrieve", "POST", json.dumps({"query": "the light", "k": 2}).encode())
         wanted = confide.retrieve(run, "the light", k=2)

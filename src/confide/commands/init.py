@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,6 +12,7 @@ from confide.commands.options import Json
 from confide.commands.printing import print_json
 from confide.errors import UserError
 
+_EPSILON = "Epsilon (8 is moderate, 1 is strong, inf for none; Enter: 8, or none where people are too few)?"
 _Column = "What this column of your table is called, if it has no usual name."
 
 
@@ -48,6 +49,10 @@ def init(
     text_column: Annotated[str | None, typer.Option(help=_Column)] = None,
     label_column: Annotated[str | None, typer.Option(help=_Column)] = None,
     owner_column: Annotated[str | None, typer.Option(help=_Column)] = None,
+    owners: Annotated[
+        Literal["people", "others"] | None,
+        typer.Option(help="Whether each owner of texts is one person: only then is a guarantee one for people."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Look at recordings or texts of your own, and write a recipe that fits them.
@@ -65,10 +70,12 @@ def init(
     from confide.propose.proposal import propose
     from confide.propose.voices import Sayings, read_words
 
+    asking = data is None
     if data is None:
         data = Path(_ask("Where are your recordings or texts (a folder or a file)?", "DATA"))
         if epsilon is None:
-            epsilon = _read_epsilon(_ask("Epsilon (8 is usual, 2 is strong, inf for none)?", "--epsilon", default="8"))
+            answer = _ask(_EPSILON, "--epsilon", default="8 or none")
+            epsilon = None if answer == "8 or none" else _read_epsilon(answer)
     out = out or Path(f"{data.expanduser().resolve().name.partition('.')[0] or 'mine'}.yaml")
     if epsilon is not None and not epsilon > 0:
         raise UserError(f"--epsilon {epsilon:g}: expected a number above 0, for example 8, or inf for no privacy")
@@ -78,7 +85,10 @@ def init(
         raise UserError(f"--out {out}: there is no folder {out.parent}; make it, or give another --out")
     said = None if words is None else Sayings(read_words(words), in_a_row)
     found = look(data, Columns(path_column, speaker_column, text_column, label_column, owner_column), language)
-    made = propose(found, out.stem, epsilon, encoder, start, letters or "", said)
+    if found.owner is not None and owners is None and asking:
+        answer = _ask(f"Is each {found.owner} one person (y or n)?", "--owners", default="n")
+        owners = "people" if answer.strip().lower() in ("y", "yes") else "others"
+    made = propose(found, out.stem, epsilon, encoder, start, letters or "", said, owners)
     first = None if made.start is None else out.with_name(f"{out.stem}-start.yaml")
     if first is not None and first.exists():
         raise UserError(

@@ -21,6 +21,14 @@ Arpa = Annotated[
     Path | None,
     typer.Option("--language-model", metavar="ARPA", help="Decode with this n-gram model instead of greedily."),
 ]
+DocumentsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--documents",
+        metavar="FILE",
+        help="For a retrieval model that was published without them: documents.jsonl, which its owner has.",
+    ),
+]
 EncoderPlace = Annotated[
     str | None,
     typer.Option(

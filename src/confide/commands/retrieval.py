@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from confide.commands.options import Json
+from confide.commands.options import DocumentsFile, EncoderPlace, Json
 from confide.commands.printing import print_json
 
 if TYPE_CHECKING:
@@ -17,7 +17,10 @@ _WIDTH = 200  # characters of a document on the terminal
 _TOKEN_VARIABLE = "CONFIDE_GENERATOR_TOKEN"
 
 Run = Annotated[
-    Path, typer.Argument(help="The folder of a finished retrieval run; or a recipe, with --set task.method=search.")
+    Path,
+    typer.Argument(
+        help="The folder of a finished retrieval run, or a published one; or a recipe, with --set task.method=search."
+    ),
 ]
 Query = Annotated[str, typer.Argument(help="What is looked for.", show_default=False)]
 Sets = Annotated[
@@ -31,6 +34,8 @@ def retrieve(
     query: Query,
     k: Annotated[int, typer.Option("-k", min=1, help="How many documents.")] = 5,
     settings: Sets = None,
+    documents: DocumentsFile = None,
+    encoder: EncoderPlace = None,
     as_json: Json = False,
 ) -> None:
     """Find documents for a query with the retriever of a finished run, best first, with their scores.
@@ -41,12 +46,12 @@ def retrieve(
     """
     from confide.runs.library import open_library
 
-    library = open_library(run, settings or [], quiet=as_json)
+    library = open_library(run, settings or [], as_json, documents, encoder)
     found = library.find(query, k)
     if as_json:
-        documents = [each.to_json() for each in found]
+        best = [each.to_json() for each in found]
         about = {"query": query, "run": str(run), "method": library.method, "score": library.scale}
-        print_json({**about, "documents": documents}, escape=False)
+        print_json({**about, "documents": best}, escape=False)
         return
     for each in found:
         print(f"{each.rank}. {each.score:.4f}  {_named(each)}")
@@ -74,6 +79,8 @@ def answer(
     timeout: Annotated[float, typer.Option(min=1, help="Seconds that a server may be silent.")] = 120.0,
     stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Show the answer while it is written.")] = True,
     settings: Sets = None,
+    documents: DocumentsFile = None,
+    encoder: EncoderPlace = None,
     as_json: Json = False,
 ) -> None:
     """Answer a query from the documents that a finished run retrieves for it, and name them.
@@ -90,7 +97,7 @@ def answer(
     generator: Generator | None = None
     if url is not None:  # refused, if it is wrong, before the run is opened
         generator = chat_server(url, model, token_variable, stream=shown, max_tokens=max_tokens, seconds=timeout)
-    library = open_library(run, settings or [], quiet=as_json)
+    library = open_library(run, settings or [], as_json, documents, encoder)
     found = library.find(query, k)
     generator = generator or LocalModel(model or "smollm2", max_tokens)
     emit = _show_piece if shown else _keep_silent

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from confide.commands.options import EncoderPlace, FinishedRun
+from confide.commands.options import DocumentsFile, EncoderPlace, FinishedRun
 from confide.errors import UserError
 
 
@@ -22,6 +22,7 @@ def serve(
     ] = None,
     key: Annotated[Path | None, typer.Option(help="Its private key as PEM.", show_default=False)] = None,
     encoder: EncoderPlace = None,
+    documents: DocumentsFile = None,
 ) -> None:
     """Answer programs over HTTP with the model of a finished run: recordings to transcripts, queries to documents.
 
@@ -45,7 +46,7 @@ def serve(
 
         tls = tls_context(cert, key)
     given = os.environ.get(TOKEN)
-    server = ModelServer(run, host, port, given, tls, encoder)
+    server = ModelServer(run, host, port, given, tls, encoder, documents)
     path = "/transcribe" if server.kind == "speech" else "/retrieve"
     print(f"POST {server.url}{path} (Ctrl-C ends it)", flush=True)
     if server.token is not None and given is None:

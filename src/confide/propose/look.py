@@ -66,6 +66,12 @@ class Found:
     test: Section | None = None
     notes: tuple[str, ...] = field(default=())
 
+    @property
+    def owner(self) -> str | None:
+        """The column that says whose a text is."""
+        column: str | None = self.train.get("client_column")
+        return column
+
 
 def look(place: Path, columns: Columns, language: str) -> Found:
     """Find out what lies there."""
@@ -96,6 +102,12 @@ def _seen(place: Path) -> str:
     if not files:
         return " (it is empty)"
     spoken = [p for p in files if p.suffix.lower() in AUDIO]
+    flat = [p for p in spoken if p.parent == place and p.with_suffix(".txt").exists()]
+    if flat:
+        return (
+            f" ({len(flat):,} recordings such as {flat[0].name} lie directly in it, each with its .txt, so that nobody "
+            "knows who speaks: make a folder in it for each speaker, and move them there)"
+        )
     if spoken and not any(p.with_suffix(".txt").exists() for p in spoken):
         return f" (it holds {len(spoken):,} recordings such as {spoken[0].name}, and no .txt beside any of them)"
     return f" (it holds {', '.join(p.name for p in files[:3])}, ...)"

@@ -30,6 +30,7 @@ from confide.settings import validate
 from confide.speech.corpus import Corpus
 from confide.speech.tokens import Tokens, damage
 
+Owners = Literal["people", "others"]
 EPSILON = 8.0
 TEXT_ENCODER = "minilm"
 _BATCH_SECONDS = 60.0
@@ -81,12 +82,17 @@ def check_encoder(source: str, kind: Literal["speech", "text"]) -> None:
 
 def propose(
     found: Found, name: str, epsilon: float | None, encoder: str | None = None, start: Path | None = None,
-    letters: str = "", words: Sayings | None = None,
+    letters: str = "", words: Sayings | None = None, owners: Owners | None = None,
 ) -> Proposal:  # fmt: skip
     """Choose, and write down why. `epsilon` is none where nobody asked for one: then what can be afforded is chosen.
 
-    `words` are what simulated people say first.
+    `words` are what simulated people say first; `owners` says whether each owner of texts is one person.
     """
+    if owners is not None and found.owner is None:
+        raise UserError(
+            f"--owners {owners}: {found.layout} has no column that says whose a text is; name it with --owner-column, "
+            "or leave --owners out"
+        )
     if encoder is not None:
         check_encoder(encoder, found.task)
     if start is not None and not start.exists():
@@ -97,7 +103,7 @@ def propose(
         raise UserError("--words: expected recordings, and no --start beside it; leave one of them out")
     if found.task == "speech":
         return _propose_speech(found, name, epsilon, encoder, start, letters, words)
-    return _propose_text(found, name, epsilon, encoder, start)
+    return _propose_text(found, name, epsilon, encoder, start, owners)
 
 
 def _propose_speech(
@@ -117,7 +123,8 @@ def _propose_speech(
     draft.lines.append(f"description: {quoted(f'{name}: a head on a frozen encoder, for {people:,} people')}")
     draft.comment(
         f"Written by `confide init` for {found.layout}: {people:,} people to train on, {len(corpus.utterances()):,} "
-        f"utterances, {sum(seconds) / 3600:.2f} h; {len(tested.speakers):,} other people to test on, "
+        f"utterances, {sum(seconds) / 3600:.2f} h; {_counted(len(tested.speakers), 'other person', 'other people')} to "
+        f"test on, "
         f"{len(tested.utterances()):,} utterances.",
         *notes,
     )
@@ -175,7 +182,9 @@ def _propose_speech(
     return replace(made, said=said, start=begun)
 
 
-def _propose_text(found: Found, name: str, epsilon: float | None, encoder: str | None, start: Path | None) -> Proposal:
+def _propose_text(
+    found: Found, name: str, epsilon: float | None, encoder: str | None, start: Path | None, owners: Owners | None
+) -> Proposal:
     from pydantic import TypeAdapter
 
     from confide.retrieval.corpora import DataSettings
@@ -223,7 +232,10 @@ def _propose_text(found: Found, name: str, epsilon: float | None, encoder: str |
     ]
     fields += [("start", str(start), "The model to begin with.")] if start is not None else []
     draft.block("task", fields)
-    draft.section("users", unit="owner of texts" if owned else "text")
+    declared = {} if owners is None else {"person": owners == "people"}
+    if owned and owners is None:
+        draft.comment("Nobody said whether each owner is one person. If so, add person: true; the guarantee says it.")
+    draft.section("users", unit="owner of texts" if owned else "text", **declared)
     _write_sampling(draft, plan, min(people, 1000), unit)
     draft.section("local", epochs=1, learning_rate=1)
     steps = 100 if plan is None else plan.steps
@@ -236,6 +248,11 @@ def _propose_text(found: Found, name: str, epsilon: float | None, encoder: str |
         draft.section("central", kind="sgd", learning_rate=100.0, momentum=0.5)
     _write_end(draft, steps)
     held = len(set(corpus.test.groups or ())) if owned else len(corpus.test)
+    if owned and owners is None and plan is not None:
+        warnings.append(
+            f"nobody said whether each {found.owner} is one person, so the guarantee will be for owners and promise "
+            "nothing to people; if each is one, say --owners people"
+        )
     return _proposal(draft, name, found, plan, tuple(warnings), encoder, people, held, numbers, unit)
 
 
@@ -329,6 +346,10 @@ def _write_end(draft: Draft, steps: int) -> None:
     draft.section("run", steps=steps, checkpoint_every=max(1, steps // 4))
 
 
+def _counted(many: int, one: str, more: str) -> str:
+    return f"{many:,} {one if many == 1 else more}"
+
+
 def _proposal(
     draft: Draft, name: str, found: Found, plan: Afforded | None, warnings: tuple[str, ...], encoder: str, people: int,
     held_out: int, numbers: int, unit: str = "people",
@@ -343,7 +364,7 @@ def _proposal(
         )
     )
     said = (
-        f"{people:,} {unit} to train on, {held_out:,} others to test on",
+        f"{people:,} {unit} to train on, {_counted(held_out, 'other', 'others')} to test on",
         f"a head of {numbers:,} numbers on the frozen encoder {encoder}",
         privacy,
     )

@@ -62,6 +62,10 @@ class Document:
     text: str
 
 
+def digest_documents(documents: Sequence[Document]) -> str:
+    return digest([part for document in documents for part in (document.id, document.text)])
+
+
 @dataclass(frozen=True)
 class Examples:
     """Queries and the numbers of their right documents."""

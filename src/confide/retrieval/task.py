@@ -32,6 +32,7 @@ from confide.federated.start import load_start
 from confide.federated.task import BasicTask
 from confide.files import SECRET, digest, read_secret, seal
 from confide.randomness import generator
+from confide.retrieval.data import digest_documents
 from confide.retrieval.head import scaled
 from confide.retrieval.metrics import first_hits, ndcg, reciprocal
 from confide.retrieval.retriever import ADAPTER, Retriever
@@ -80,11 +81,10 @@ class Retrieval(BasicTask):
     @cached_property
     def fingerprint(self) -> dict[str, str]:
         corpus = self.corpus
-        documents = [part for document in corpus.documents for part in (document.id, document.text)]
         return {
             "the users' data": digest([*corpus.train.texts, corpus.train.labels, *self.clients]),
             "the test data": digest([*corpus.test.texts, corpus.test.labels]),
-            "the documents": digest(documents),
+            "the documents": digest_documents(corpus.documents),
             "the encoder": self.encoder.identity[:32],
         }
 

@@ -48,16 +48,18 @@ def transcribe(
     return transcript
 
 
-def retrieve(run: Path, query: str, k: int) -> list[RetrievedDocument]:
-    """The best documents of a query, by a finished retrieval run."""
+def retrieve(
+    run: Path, query: str, k: int, documents: Path | None = None, encoder: str | None = None
+) -> list[RetrievedDocument]:
+    """The best documents of a query, by a finished retrieval run, or one that was published."""
     from confide.runs.library import open_run
 
     with _using:
-        found: list[RetrievedDocument] = _opened(open_run, run, True).find(query, k)
+        found: list[RetrievedDocument] = _opened(open_run, run, True, documents, encoder).find(query, k)
     return found
 
 
-def open_model(run: Path, encoder: str | None = None) -> str:
+def open_model(run: Path, encoder: str | None = None, documents: Path | None = None) -> str:
     """Open the model of a finished run, so that its first answer does not wait for it; the kind of its task."""
     from confide.runs.library import open_run
     from confide.runs.recogniser import load_recogniser
@@ -65,13 +67,13 @@ def open_model(run: Path, encoder: str | None = None) -> str:
     kind = folder.held_recipe(run).task.kind
     if kind not in ("speech", "retrieval"):
         raise UserError(f"{run} holds a run of {kind}, which answers nobody; give one of speech or retrieval")
-    if encoder is not None and kind != "speech":
-        raise UserError(f"--encoder {encoder}: is for speech, and {run} is of task {kind}; drop it")
+    if documents is not None and kind != "retrieval":
+        raise UserError(f"--documents {documents}: is for retrieval, and {run} is of task {kind}; drop it")
     with _using:
         if kind == "speech":
             _opened(load_recogniser, run, None, encoder).transcribe(np.full(1600, 0.1, dtype=np.float32))
         else:
-            _opened(open_run, run, True)
+            _opened(open_run, run, True, documents, encoder)
     return kind
 
 
@@ -99,14 +101,14 @@ def heard(run: Path, sound: bytes, filename: str, encoder: str | None = None) ->
     return {**transcript.to_json(), "took": time.perf_counter() - began}
 
 
-def found(run: Path, query: str, k: int) -> dict[str, Any]:
+def found(run: Path, query: str, k: int, documents: Path | None = None, encoder: str | None = None) -> dict[str, Any]:
     """The documents for a query that somebody sent, as JSON."""
     from confide.runs.library import open_run
 
     if len(query) > MOST_LETTERS:
         raise UserError(f"the query has {len(query):,} characters; expected at most {MOST_LETTERS:,}")
     with _using:
-        library = _opened(open_run, run, True)
+        library = _opened(open_run, run, True, documents, encoder)
         best = library.find(query, min(max(k, 1), MOST_DOCUMENTS))
     return {"method": library.method, "score": library.scale, "documents": [each.to_json() for each in best]}
 

@@ -16,6 +16,7 @@ from confide.privacy import wording
 from confide.privacy.accountant import shown
 from confide.privacy.guarantee import Statement
 from confide.recipe import Recipe
+from confide.retrieval.listing import FILE, Listed
 from confide.retrieval.settings import RetrievalSettings
 from confide.runs.notes import described
 from confide.runs.shared_recipe import PLACEHOLDER
@@ -52,11 +53,13 @@ def write(
     spread: float,
     tests: Mapping[str, float],
     encoder: str | None = None,
+    documents: Listed | None = None,
 ) -> str:
     """The whole card.
 
     `figures` are those with noise, whose deviation is `spread` in units of their bounds; `tests` are the metrics on
-    test data, where they are published; `encoder` is the digest of the frozen encoder that it was trained on.
+    test data, where they are published; `encoder` is the digest of the frozen encoder that it was trained on;
+    `documents` says what of a retriever's documents is published.
     """
     name = " ".join(words.name.split()) or f"{recipe.task.kind}, {recipe.digest}"
     parts = [
@@ -65,11 +68,12 @@ def write(
         _encoder(recipe, encoder),
         f"## Data\n\n{words.data or NOT_SAID}",
         f"## Intended use\n\n{words.use or NOT_SAID}",
-        _how(recipe),
+        _how(recipe, documents),
+        _documents(recipe, documents),
         _guarantee(stated),
         _figures(recipe, figures, spread),
         _tests(tests),
-        _files(bool(figures)),
+        _files(bool(figures), documents),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -135,15 +139,33 @@ def _encoder(recipe: Recipe, digest: str | None) -> str:
     )
 
 
-def _how(recipe: Recipe) -> str:
+def _how(recipe: Recipe, documents: Listed | None) -> str:
     """How to use it, with this folder as PUBLIC."""
     if recipe.task.kind not in _KINDS:
         return ""
+    given = "" if documents is not None else " --documents FILE"
     lines = {
         "speech": "confide transcribe PUBLIC recording.wav    # text; --json has times and confidences of words\n"
-        "confide serve PUBLIC                       # over HTTP\n"
+        "confide serve PUBLIC                       # over HTTP\n",
+        "retrieval": f'confide retrieve PUBLIC "some words"{given}\n'
+        f"confide serve PUBLIC{given}                       # over HTTP\n",
     }.get(recipe.task.kind, "")
     return f"## How to use it\n\n```bash\n{lines}confide export PUBLIC --out model.onnx     # for other programs\n```"
+
+
+def _documents(recipe: Recipe, documents: Listed | None) -> str:
+    """What a retriever scores, and whether anybody here can know it."""
+    if recipe.task.kind != "retrieval":
+        return ""
+    said = {
+        None: "The model scores documents by number. Their names were not published: FILE above is `documents.jsonl`, "
+        "which only the owner can give. `confide export` needs no names.",
+        "names": "`documents.jsonl` has the names of the documents in the order of the model, and not their texts. The "
+        "owner decided to publish them; no guarantee covers them.",
+        "texts": "`documents.jsonl` has the documents, names and texts, in the order of the model. The owner decided "
+        "to publish them; no guarantee covers them.",
+    }
+    return f"## Documents\n\n{said[documents]}"
 
 
 def _guarantee(stated: Statement) -> str:
@@ -192,7 +214,7 @@ def _tests(tests: Mapping[str, float]) -> str:
     )
 
 
-def _files(figures: bool) -> str:
+def _files(figures: bool, documents: Listed | None) -> str:
     rows = {
         "model.safetensors": "the model",
         "guarantee.txt, guarantee.json": "the whole statement",
@@ -201,5 +223,6 @@ def _files(figures: bool) -> str:
         "recipe.yaml": "how it was trained, without the owner's paths",
     }
     rows |= {"released.jsonl": "the figures with noise"} if figures else {}
+    rows |= {} if documents is None else {FILE: f"the documents' {documents}, in the order of the model"}
     table = "\n".join(f"| {name} | {what} |" for name, what in rows.items())
     return f"## Files\n\n| file | what it is |\n|---|---|\n{table}"

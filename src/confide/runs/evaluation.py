@@ -147,7 +147,13 @@ def evaluate_speech(
 
 def evaluate_retrieval(library: Library) -> RetrievalEvaluation:
     """All measures on the test queries, as the run's own evaluation has them."""
-    retriever, corpus, test = library.retriever, library.corpus, library.corpus.test
+    retriever, corpus = library.retriever, library.corpus
+    if corpus is None:
+        raise UserError(
+            f"{library.name} was published without its test queries, so there is nothing to evaluate it on; expected "
+            "the run's own folder"
+        )
+    test = corpus.test
     hidden = retriever.vectors(library.parameters, test.texts)
     labels = torch.from_numpy(test.labels)
     ranks, loss = retriever.ranks(library.parameters, hidden, labels, library.document_vectors)

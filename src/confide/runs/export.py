@@ -30,7 +30,7 @@ from confide.convex.logistic import LogisticSettings
 from confide.errors import UserError, require
 from confide.federated.start import held_encoder
 from confide.randomness import generator
-from confide.retrieval import head
+from confide.retrieval import head, listing
 from confide.retrieval.graph import RetrieverGraph, answer
 from confide.retrieval.retriever import ADAPTER, Retriever
 from confide.retrieval.settings import RetrievalSettings
@@ -38,7 +38,6 @@ from confide.runs import folder
 from confide.runs.notes import as_texts, notes_of
 from confide.runs.parameters import check_encoder, load_parameters, read_tensors
 from confide.runs.recogniser import load_recogniser, silent_libraries
-from confide.runs.shared_recipe import PLACEHOLDER
 from confide.runs.stated import stated
 from confide.speech.corpus import SAMPLE_RATE
 from confide.speech.settings import SpeechSettings
@@ -150,26 +149,21 @@ def _speech(run: Path, source: str | None) -> Graph:
 
 
 def _retrieval(run: Path, task: RetrievalSettings, seed: int, source: str | None) -> Graph:
-    named = task.encoder if source is None else task.encoder.model_copy(update={"source": source})
-    if named.source == PLACEHOLDER:
-        raise UserError(
-            f"{run} was published without the place of its frozen encoder, which was a folder of its owner; expected "
-            "--encoder with a preset, a transformers folder or owner/name"
-        )
     require("retrieval", "retrieval")
     from confide.encoders.remote import RemoteEncoder, open_encoder  # they need the extra
+    from confide.runs.library import documents_of, with_encoder
 
-    task = task.model_copy(update={"encoder": named})
-    encoder = open_encoder(named)
+    task = with_encoder(run, task, source)
+    encoder = open_encoder(task.encoder)
     if isinstance(encoder, RemoteEncoder):
         raise UserError(
-            f"the encoder of {run} is served at {named.source}, and its blocks are not on this machine; expected "
-            "--encoder with a preset, a transformers folder or owner/name"
+            f"the encoder of {run} is served at {task.encoder.source}, and its blocks are not on this machine; "
+            "expected --encoder with a preset, a transformers folder or owner/name"
         )
     check_encoder(run, encoder.identity)
     clusters, found = None, read_tensors(run)
     if task.has_head and task.experts is not None:  # which documents an expert has follows from the documents
-        retriever = Retriever(task, encoder, task.data.read(seed).documents, seed, quiet=True)
+        retriever = Retriever(task, encoder, documents_of(run, task, seed)[0], seed, quiet=True)
         clusters, shapes = retriever.clusters, retriever.parameter_shapes()
     else:
         side, rows = encoder.embedding_width, found.get("head.bias", torch.empty(0)).numel()
@@ -191,8 +185,10 @@ def _retrieval(run: Path, task: RetrievalSettings, seed: int, source: str | None
     free = {name: {0: windows, 1: tokens} for name in example}
     trials = [{"ids": each.ids.numpy(), "mask": each.mask.numpy()} for each in batches]
     frame = {"tokens_before": encoder.before, "tokens_after": encoder.after}
-    sizes = {"max_tokens": encoder.max_tokens, "max_windows": named.max_windows}
-    return Graph(module, example, free, module.output, trials, reference, {**frame, **sizes})
+    sizes = {"max_tokens": encoder.max_tokens, "max_windows": task.encoder.max_windows}
+    listed = run / listing.FILE  # names leave only where the owner has published them
+    names = {"documents": [one.id for one in listing.read_listing(listed, task)]} if listed.is_file() else {}
+    return Graph(module, example, free, module.output, trials, reference, {**frame, **sizes, **names})
 
 
 class _Linear(nn.Module):

@@ -8,6 +8,7 @@
 | released.jsonl    | the figures with noise (`privacy.metrics`), where the recipe asks for them                   |
 | recipe.yaml       | the recipe without what names files, folders and services of its owner                       |
 | README.md         | a model card in the form of the hub                                                          |
+| documents.jsonl   | of a retrieval model, where its owner asks for it: the documents' names, or their texts too  |
 
 Everything is written anew from a list of what may go, and nothing is copied: what a later version adds to a run's
 folder stays there until somebody adds it here. The ledger's first line has keyed digests of the users' data. Without
@@ -33,11 +34,15 @@ from torch import Tensor
 from confide.errors import UserError
 from confide.federated.final import FinalModel
 from confide.federated.start import ENCODER, held_encoder
-from confide.files import SECRET, read_json_lines, read_secret
+from confide.files import SECRET, read_json_lines, read_secret, seal
 from confide.privacy import ledger, wording
 from confide.privacy.guarantee import Statement, statement
 from confide.privacy.ledger import Ledger
 from confide.recipe import Recipe
+from confide.retrieval import listing
+from confide.retrieval.data import Document, digest_documents
+from confide.retrieval.listing import Listed
+from confide.retrieval.settings import RetrievalSettings
 from confide.runs import card, checkpoint, folder
 from confide.runs.card import Words
 from confide.runs.notes import notes_of, serialise
@@ -68,7 +73,9 @@ class Finished:
     promised: Statement
 
 
-def publish(run: Path, out: Path, words: Words | None = None, with_test_metrics: bool = False) -> dict[str, Any]:
+def publish(
+    run: Path, out: Path, words: Words | None = None, with_test_metrics: bool = False, documents: Listed | None = None
+) -> dict[str, Any]:
     """Write what the guarantee of a run covers into a new folder, and nothing else.
 
     Args:
@@ -76,6 +83,7 @@ def publish(run: Path, out: Path, words: Words | None = None, with_test_metrics:
         out: the folder to write; it must be new or empty.
         words: what only the owner can say of data and use, for the card.
         with_test_metrics: whether to publish the final model's metrics on the test data, which have no noise.
+        documents: of a retrieval model, whether to publish its documents' names, or their texts too; None: neither.
 
     Returns:
         What was written: folder, files, and the guarantee.
@@ -103,11 +111,15 @@ def publish(run: Path, out: Path, words: Words | None = None, with_test_metrics:
         tests = _test_metrics(found) if with_test_metrics else {}
         tensors = _model(found)
         encoder = held_encoder(run / folder.MODEL)
+        listed = None if documents is None else _documents(found, documents)
         texts = {
             folder.RECIPE: recipe.to_yaml(),
             PUBLISHED: promised.model_dump_json(indent=2) + "\n",
             TEXT: wording.text(promised) + "\n",
-            CARD: card.write(recipe, tensors, promised, words or Words(), figures, _spread(book), tests, encoder),
+            CARD: card.write(
+                recipe, tensors, promised, words or Words(), figures, _spread(book), tests, encoder, documents
+            ),
+            **({} if listed is None else {listing.FILE: listing.listing(listed, documents or "names")}),
             **({RELEASED: "".join(json.dumps(line) + "\n" for line in figures)} if figures else {}),
         }
         for name, text in texts.items():
@@ -118,6 +130,7 @@ def publish(run: Path, out: Path, words: Words | None = None, with_test_metrics:
         new.replace(out)
     about = promised.model_dump(include={"epsilon", "delta", "accountant", "adjacency", "releases"})
     about |= {"unit": promised.unit.name} | ({} if encoder is None else {ENCODER: encoder})
+    about |= {} if listed is None else {"documents": [one.id for one in listed]}
     return {"folder": str(out), "files": sorted(path.name for path in out.iterdir()), **about}
 
 
@@ -141,8 +154,8 @@ def finished(run: Path) -> Finished:
         )
     if not found.noise.for_release:
         raise UserError(
-            f"{run} was made with seeded noise, which whoever knows the seed can subtract; nothing was written. Train "
-            "again with `--set privacy.source=system`"
+            f"{run} was made with seeded noise, which whoever knows the seed can subtract; nothing was written. "
+            f"`confide release {run} --out NEW` trains the same recipe with noise that may leave; then publish NEW"
         )
     return Finished(run, recipe, summary, book, found)
 
@@ -246,6 +259,27 @@ def _test_metrics(found: Finished) -> dict[str, float]:
             "come from the users' own data; leave the option out"
         )
     return {name: value for name, value in found.summary["metrics"].items() if _is_finite(value)}
+
+
+def _documents(found: Finished, listed: Listed) -> list[Document]:
+    """The documents in the order of the model, read from the data again; they have to be those of the run."""
+    task = found.recipe.task
+    if not isinstance(task, RetrievalSettings):
+        raise UserError(f"--documents {listed}: is for retrieval, and {found.folder} is of task {task.kind}; drop it")
+    if listed == "names" and listing.needs_texts(task):
+        raise UserError(
+            "--documents names: this model compares a query with the documents' texts, so names alone are of no use; "
+            "expected --documents texts, which publishes the texts too, or neither"
+        )
+    documents = task.data.read(found.recipe.run.seed).documents
+    held = (found.book.header.get("inputs") or {}).get("the documents")
+    key = (read_secret(found.folder) or b"") if found.book.header.get("inputs_keyed") else b""
+    if held is not None and held != seal({"the documents": digest_documents(documents)}, key)["the documents"]:
+        raise UserError(
+            f"--documents {listed}: the documents are not those that {found.folder} was trained on; nothing was "
+            "written. Put the data of the run back"
+        )
+    return documents
 
 
 def _check_nothing_leaks(found: Finished, new: Path) -> None:

@@ -45,10 +45,10 @@ class ModelServer(WebServer):
 
     def __init__(
         self, run: Path, host: str = "127.0.0.1", port: int = 0, token: str | None = None,
-        tls: ssl.SSLContext | None = None, encoder: str | None = None,
+        tls: ssl.SSLContext | None = None, encoder: str | None = None, documents: Path | None = None,
     ) -> None:  # fmt: skip
         self.run_folder, self.token, self.encoder = run, token_for(host, token, TOKEN), encoder
-        self.kind = answering.open_model(run, encoder)
+        self.documents, self.kind = documents, answering.open_model(run, encoder, documents)
         one = ("/transcribe", self._transcribe) if self.kind == "speech" else ("/retrieve", self._retrieve)
         routes = [route("POST", *one), route("GET", "/about", self._about), route("GET", "/health", self._health)]
         explain = dict.fromkeys((UserError, ModuleNotFoundError), explain_mistake)
@@ -86,4 +86,4 @@ class ModelServer(WebServer):
             query, k = str(asked["query"]), int(asked.get("k", 5))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise HTTPException(400, 'expected JSON: {"query": "some words", "k": 5}') from None
-        return Json(await run_in_threadpool(answering.found, self.run_folder, query, k))
+        return Json(await run_in_threadpool(answering.found, self.run_folder, query, k, self.documents, self.encoder))
