@@ -2,12 +2,24 @@
 
 The clients' noise is in what they send, so the loop writes the ledger's line before a round begins, for every attempt.
 A round is abandoned, unopened, when fewer than the threshold are left at any of its exchanges (see `secure`).
+
+Culprits. Who sends what no honest client sends is excluded: it is not asked again until the server is started anew.
+That somebody's shares are damaged is the word of one client against another's, and neither can prove it: to show a
+share to the server would be to give it away. So words are counted, under the assumption that secrecy needs too: fewer
+than a third are hostile. Whoever is accused by a third of its neighbours or more has dealt damaged shares, and whoever
+accuses a third of a cohort or more lies. With fewer words both sides are named, and nobody is excluded.
+
+What is left to one hostile client: it is silent, as one whose connection was lost is. Or it damages fewer shares than a
+third, and is named with those who say so; the round is lost if so many others drop out that just these shares are
+wanted, and so is the next. Whoever runs the server then has to choose whom to revoke. False words cost a round no more
+than silence would.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -124,6 +136,9 @@ class _Held:
         here = engine.door.users.keys() - engine.excluded.keys()
         self.present = sorted(user for user in cohort if user in here)
         self.roster, self.quorum = engine.link.roster, quorum(neighbourhood(len(self.present)))
+        size = neighbourhood(len(cohort))
+        self.few = max(1, size - quorum(size)), max(1, len(cohort) - quorum(len(cohort)))
+        """As many neighbours of an honest client may be hostile, and as many of a cohort: fewer than a third."""
         self.context = context(self.call.nonce, step, self.present, least)
         self.public: dict[int, list[bytes]] = {}
 
@@ -167,18 +182,28 @@ class _Held:
         for user, parcel in self._exchange(MASKED, told, model):
             if not opening.take(user, parcel.arrays.get("masked"), parcel.facts.get("damaged")):
                 self.engine.accuse(user, "its masked update is malformed")
+        self._judge(deals)
+
+    def _judge(self, deals: dict[int, Deal]) -> None:
+        """Say who calls whose shares damaged, and exclude whom more say so of, or who says so of more, than can lie."""
+        neighbours, members = self.few
+        accused = Counter(user for deal in deals.values() for user in deal.damaged)
+        liars = {user for user, count in accused.items() if count > members}
+        for user in sorted(liars):
+            self.engine.accuse(user, f"it says that the shares of {accused[user]} users are damaged")
         for user, deal in deals.items():
-            if deal.damaged:
-                said = f"users {sorted(deal.damaged)[:8]} say that its shares are damaged"
-                self.engine.accuse(user, said, exclude=len(deal.damaged) > len(deal.holders) - self.quorum)
+            if accusers := sorted(deal.damaged - liars):
+                said = f"users {accusers[:8]} say that its shares are damaged"
+                self.engine.accuse(user, said, exclude=len(accusers) > neighbours)
 
     def unmask(self, opening: Opening) -> None:
         """Have the list of those who arrived signed, and then shares of their secrets given."""
-        arrived, signatures = sorted(opening.arrived), dict[int, bytes]()
+        arrived, signatures = sorted(opening.arrived), dict[int, Any]()
         message = list_message(self.context, arrived)
         for user, parcel in self._exchange(CONFIRM, {user: {"arrived": arrived} for user in arrived}):
-            if self.roster.verify(user, parcel.facts.get("signature"), message):
-                signatures[user] = parcel.facts["signature"]
+            signature = parcel.facts.get("signature")
+            if self.roster.verify(user, signature, message):
+                signatures[user] = signature
             else:
                 self.engine.accuse(user, "it has not signed the list of those who arrived")
         signed = signatures.keys()
@@ -188,7 +213,7 @@ class _Held:
         }
         for user, parcel in self._exchange(UNMASK, told):
             if not opening.take_shares(user, parcel.facts.get("of"), parcel.facts.get("shares")):
-                self.engine.accuse(user, "it gives shares that were not dealt to it")
+                self.engine.accuse(user, "the shares that it gives are not those that were dealt to it")
 
     def _exchange(
         self, kind: str, own: Mapping[int, dict[str, Any]], arrays: Mapping[str, Any] = MappingProxyType({})

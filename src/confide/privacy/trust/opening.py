@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import Tensor
 
-from confide.privacy.trust.secure import agree, seed_hash, share_hash
+from confide.privacy.trust.secure import BOX, agree, seed_hash, share_hash
 from confide.privacy.trust.secure_sum import Ring, dequantise, mask, prg
-from confide.privacy.trust.shamir import combine_shares
+from confide.privacy.trust.shamir import SHARE, combine_shares
 
 
 class Unopened(ValueError):
@@ -44,17 +44,16 @@ class Deal:
 
     @staticmethod
     def read(user: int, masking: bytes, picks: set[int], facts: Mapping[str, Any]) -> Deal | None:
-        """A deal for exactly those whom the user drew and who are here; none if it is malformed."""
-        holders, boxes, hashes = (facts.get(name) for name in ("holders", "boxes", "hashes"))
-        commitment = facts.get("commitment")
-        if not isinstance(holders, list) or holders != sorted(picks) or user not in picks:
+        """A deal for exactly those whom the user drew and who are here; none if it is malformed.
+
+        What is passed on has the size that it has to have: nobody can make the message to another too long to be sent.
+        """
+        holders, commitment = sorted(picks), facts.get("commitment")
+        boxes, hashes = facts.get("boxes"), facts.get("hashes")
+        lengths = [0 if holder == user else BOX for holder in holders]
+        if user not in picks or facts.get("holders") != holders or not _sized(boxes, lengths):
             return None
-        for each, size in ((boxes, None), (hashes, 32)):
-            if not isinstance(each, list) or len(each) != len(holders) or not all(isinstance(v, bytes) for v in each):
-                return None
-            if size is not None and any(len(value) != size for value in each):
-                return None
-        if not isinstance(boxes, list) or not isinstance(hashes, list) or not isinstance(commitment, bytes):
+        if not _sized(hashes, [32] * len(holders)) or not isinstance(commitment, bytes) or len(commitment) != 32:
             return None
         return Deal(masking, holders, boxes, hashes, commitment)
 
@@ -91,14 +90,14 @@ class Opening:
         return True
 
     def take_shares(self, holder: int, of: Any, shares: Any) -> bool:
-        """Keep the shares that a user gives, and say whether each is what its dealer said of it."""
-        if not isinstance(of, list) or not isinstance(shares, list) or len(of) != len(shares):
+        """Keep the shares that a user gives, and say whether these are all that it has, as their dealers said."""
+        dealers = {dealer for dealer in self.edges[holder] | {holder} if holder in self.deals[dealer].holders}
+        owed = sorted(dealer for dealer in dealers if holder not in self.deals[dealer].damaged)
+        if of != owed or not _sized(shares, [SHARE] * len(owed)):
             return False
         honest = True
-        for dealer, share in zip(of, shares, strict=True):
-            deal = self.deals.get(dealer) if type(dealer) is int else None
-            if deal is None or holder not in deal.holders or not isinstance(share, bytes):
-                return False
+        for dealer, share in zip(owed, shares, strict=True):
+            deal = self.deals[dealer]
             said = deal.for_holder(holder)[0]
             if share_hash(share) == (said[:16] if dealer in self.arrived else said[16:]):
                 deal.shares[holder] = share
@@ -111,8 +110,6 @@ class Opening:
         total, culprits, short = self.total.copy(), dict[int, str](), list[int]()
         for user, deal in self.deals.items():
             if len(deal.shares) < quorum:
-                if len(deal.damaged) > len(deal.holders) - quorum:
-                    culprits[user] = f"{len(deal.damaged)} neighbours say that its shares are damaged"
                 short.append(user)
                 continue
             secret = self._secret(user, {holder + 1: deal.shares[holder] for holder in sorted(deal.shares)[:quorum]})
@@ -126,9 +123,7 @@ class Opening:
                 pairs = {u: agree(key, self.deals[u].masking, self.nonce, "mask") for u in peers}
                 total += mask(self.ring, user, pairs, self.step)
         if culprits or short:
-            raise Unopened(
-                f"the shares of {len(short) + len(culprits.keys() - set(short))} users do not open", culprits
-            )
+            raise Unopened(f"the shares of {len(short) + len(culprits)} users do not open", culprits)
         return dequantise(self.ring, total)
 
     def _secret(self, user: int, shares: dict[int, bytes]) -> bytes | None:
@@ -142,3 +137,10 @@ class Opening:
             return secret if seed_hash(secret) == deal.commitment else None
         public = X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
         return secret if public == deal.masking else None
+
+
+def _sized(values: Any, sizes: list[int]) -> TypeGuard[list[bytes]]:
+    """Whether these are bytes of these lengths."""
+    if not isinstance(values, list) or len(values) != len(sizes):
+        return False
+    return all(isinstance(value, bytes) and len(value) == size for value, size in zip(values, sizes, strict=True))

@@ -55,9 +55,12 @@ from confide.privacy.trust.neighbours import neighbourhood, quorum
 from confide.privacy.trust.own_noise import TAIL
 from confide.privacy.trust.roster import UNSIGNED, Roster
 from confide.privacy.trust.secure_sum import Ring, Vector, make_ring, mask, sensitivity
-from confide.privacy.trust.shamir import create_shares
+from confide.privacy.trust.shamir import SHARE, create_shares
 
 KEYS, SHARES, MASKED, CONFIRM, UNMASK = "keys", "shares", "masked", "confirm", "unmask"
+_TAG = 16  # of ChaCha20Poly1305
+BOX = 2 * SHARE + _TAG
+"""Bytes of the two shares that one user deals to another, sealed."""
 _NOISE_ENDS = 13.0  # no noise is longer, in deviations: gaussian.System ends at 12.7
 
 

@@ -10,7 +10,8 @@ import secrets
 from collections.abc import Iterable, Mapping
 
 PRIME = 2**256 + 297
-_BYTES = 33
+SHARE = 33
+"""Bytes of a share."""
 
 
 def create_shares(secret: bytes, threshold: int, points: Iterable[int]) -> dict[int, bytes]:
@@ -24,13 +25,13 @@ def create_shares(secret: bytes, threshold: int, points: Iterable[int]) -> dict[
         value = 0
         for slope in slopes:
             value = (value + slope) * point % PRIME
-        shares[point] = ((value + int.from_bytes(secret, "big")) % PRIME).to_bytes(_BYTES, "big")
+        shares[point] = ((value + int.from_bytes(secret, "big")) % PRIME).to_bytes(SHARE, "big")
     return shares
 
 
 def combine_shares(shares: Mapping[int, bytes]) -> bytes:
     """Put a secret together from exactly `threshold` shares. Raises ValueError for what cannot be one."""
-    if not shares or any(len(share) != _BYTES for share in shares.values()):
+    if not shares or any(len(share) != SHARE for share in shares.values()):
         raise ValueError("shares of another length")
     total = 0
     for point, share in shares.items():  # Lagrange's polynomial at 0
