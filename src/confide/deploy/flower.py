@@ -26,6 +26,7 @@ from confide.deploy.parcels import Parcel
 from confide.deploy.policy import read_policy
 from confide.deploy.refusals import code_of, meaning
 from confide.deploy.remote import JOIN, Remote, Terms
+from confide.deploy.wire import HEAD, largest_head
 from confide.errors import UserError
 from confide.federated.task import Task
 from confide.privacy.plan import Plan
@@ -44,9 +45,12 @@ def packed(kind: str, parcel: Parcel, join: Any = None) -> RecordDict:
     return RecordDict({"head": ConfigRecord({"head": head}), "arrays": arrays})
 
 
-def unpacked(content: RecordDict) -> tuple[str, Parcel, Any]:
+def unpacked(content: RecordDict, most: int = HEAD) -> tuple[str, Parcel, Any]:
     """What `packed` was given. Nothing in it is code; whoever reads it checks what it says."""
-    kind, facts, join = msgpack.unpackb(content.config_records["head"]["head"])
+    head = content.config_records["head"]["head"]
+    if not isinstance(head, bytes) or len(head) > most:
+        raise ValueError("a head that is too long")
+    kind, facts, join = msgpack.unpackb(head)
     if not isinstance(kind, str) or not isinstance(facts, dict):
         raise ValueError("no head")
     return kind, Parcel(facts, {name: array.numpy() for name, array in content.array_records["arrays"].items()}), join
@@ -55,8 +59,15 @@ def unpacked(content: RecordDict) -> tuple[str, Parcel, Any]:
 class GridLink:
     """A `Link` over Flower's grid."""
 
-    def __init__(self, grid: Grid) -> None:
-        self.grid, self.arrays, self.roster, self.meter = grid, 0, UNSIGNED, Meter()
+    def __init__(self, grid: Grid, users: int = 1) -> None:
+        """`users`: how many there are in the federation."""
+        self.grid, self.most, self.arrays, self.roster, self.meter = (
+            grid,
+            largest_head(JOIN, users),
+            0,
+            UNSIGNED,
+            Meter(),
+        )
         self.here: set[int] = set()
         self.join: Any = None
         self.waiting: dict[str, tuple[int, int, float]] = {}
@@ -103,7 +114,7 @@ class GridLink:
         if message.has_error():
             return Reply(ticket, node, None, "its app failed")
         try:
-            code, parcel, _ = unpacked(message.content)
+            code, parcel, _ = unpacked(message.content, self.most)
         except Exception as error:  # whatever a node sends, it is one that does not answer
             return Reply(ticket, node, None, f"what it sends is no parcel ({type(error).__name__})")
         if sum(array.nbytes for array in parcel.arrays.values()) > self.arrays:
@@ -134,7 +145,7 @@ def main(grid: Grid, context: Context) -> None:
     terms = Terms(deadline=float(given.get("deadline", 600)), minimum=float(given.get("minimum", 0.5)))
 
     def engine(wanted: Recipe, task: Task, plan: Plan) -> Remote:
-        return remote_engine(wanted, task, plan, GridLink(grid), None, terms, int(given.get("wait-for", 1)))
+        return remote_engine(wanted, task, plan, GridLink(grid, users), None, terms, int(given.get("wait-for", 1)))
 
     carry_out(wanted, out, users, engine, quiet=True)
 

@@ -15,8 +15,9 @@ from typing import Any
 from torch import Tensor
 
 from confide import __version__
-from confide.deploy.refusals import ENCODER, MODEL, OTHER_RECIPE, VERSION, shown
+from confide.deploy.refusals import ENCODER, MODEL, OTHER_RECIPE, VERSION
 from confide.deploy.told import shape_digest
+from confide.errors import one_line
 from confide.federated.parameters import Layout
 from confide.federated.task import Task
 from confide.recipe import Recipe
@@ -50,7 +51,7 @@ class Identity:
         ):
             own, theirs = getattr(self, name), facts.get(name, "")
             if theirs != own:
-                return code, f"{what}: {shown(theirs)} there, {own} here"
+                return code, f"{what}: {_short(theirs)} there, {own} here"
         return None
 
     def facts(self) -> dict[str, str]:
@@ -61,3 +62,10 @@ def identity(recipe: Recipe, task: Task, layout: Layout, like: Tensor) -> Identi
     shape = [str(like.dtype), list(layout.names), [list(s) for s in layout.shapes]]
     digest = hashlib.sha256(json.dumps(shape).encode()).hexdigest()[:16]
     return Identity(__version__, shape_digest(recipe), digest, task.fingerprint.get("the encoder", ""))
+
+
+def _short(value: object) -> str:
+    """A text or a number, fit to be printed; else the type: lists in lists can be deeper than Python's stack."""
+    if isinstance(value, str):
+        return one_line(value, 40)
+    return repr(value)[:40] if isinstance(value, int | float) else f"a {type(value).__name__}"

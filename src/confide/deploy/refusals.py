@@ -51,16 +51,6 @@ def to_owner(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def shown(value: object, most: int = 40) -> str:
-    """What the other side says, as it may be printed: no control characters, so that no line of a log is forged.
-
-    Of what is no text and no number only the type is named: to spell out lists in lists takes more than Python's stack.
-    """
-    if isinstance(value, str):
-        return "".join(each if each.isprintable() else "?" for each in value[:most])
-    return repr(value)[:most] if isinstance(value, int | float) else f"a {type(value).__name__}"
-
-
 def code_of(error: BaseException) -> str:
     """All that a server hears of an error."""
     if isinstance(error, Spent):

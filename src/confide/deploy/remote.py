@@ -27,9 +27,10 @@ from torch import Tensor
 
 from confide.deploy.link import Came, Gone, Link, NodeId, Reply
 from confide.deploy.parcels import Identity, Parcel
-from confide.deploy.refusals import JOIN_FIRST, MODEL, OTHER_RECIPE, VERSION, meaning, shown, to_owner
+from confide.deploy.refusals import JOIN_FIRST, MODEL, OTHER_RECIPE, VERSION, meaning, to_owner
 from confide.deploy.rounds import ACCEPTED, Books, Call, Round
 from confide.engines.engine import Abandoned, Traits
+from confide.errors import one_line
 from confide.federated.bounding import Bounder
 from confide.federated.cohort import Tally
 from confide.privacy.plan import Plan
@@ -238,7 +239,7 @@ class Remote:
                     continue
                 user = waiting.pop(event.ticket)
                 if event.parcel is None:
-                    self.say(f"node {event.node}, user {user}: {shown(event.error, 200)}")
+                    self.say(f"node {event.node}, user {user}: {one_line(event.error, 200)}")
                 else:
                     yield user, event.parcel
                     event.parcel = None
@@ -297,13 +298,13 @@ class Remote:
     def _met(self, reply: Reply) -> bool:
         node = reply.node
         if reply.parcel is None:
-            self.say(f"node {node} did not join: {shown(reply.error, 300)}; it is asked again later")
+            self.say(f"node {node} did not join: {one_line(reply.error, 300)}; it is asked again later")
             return False
         del self._unmet[node]
         before = dict(self.door.users)
         reason = self._let_in(node, reply.parcel.facts)
         if reason:
-            self.say(f"node {node} was refused: {shown(reason, 300)}")
+            self.say(f"node {node} was refused: {one_line(reason, 300)}")
             return False
         own = {user for user, owner in self.door.users.items() if owner == node}
         for other in {before[user] for user in own & before.keys()} - {node}:  # of two without keys the last one counts

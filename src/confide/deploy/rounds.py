@@ -30,9 +30,9 @@ from torch import Tensor
 
 from confide.deploy.link import NodeId
 from confide.deploy.parcels import Identity, Parcel
-from confide.deploy.refusals import shown
 from confide.deploy.sums import Sum
 from confide.engines.engine import Abandoned
+from confide.errors import one_line
 from confide.federated.bounding import Bounder
 from confide.federated.cohort import Tally
 from confide.federated.local import PlainUpdate
@@ -124,7 +124,7 @@ class Round:
     def _count(self, verdict: str, node: NodeId, note: str) -> None:
         self.counts[verdict] += 1
         if note and len(self.notes) < 20:
-            self.notes.append(f"node {node}: {shown(note, 260)}")
+            self.notes.append(f"node {node}: {one_line(note, 260)}")
 
     def close(self, minimum: int) -> Tally:
         """The sums of those who answered. Raises `Abandoned` for fewer than `minimum`, with the sum wiped."""

@@ -5,7 +5,8 @@
 
 A head is numbers, text, bytes and lists of them: nothing that arrives is code. A part needs no header, since a stream
 keeps its order. Who reads says before how many bytes of arrays it takes, and refuses a head that announces more, so
-memory is given only for what is expected.
+memory is given only for what is expected. A head takes some seventy times its bytes once it is unpacked, if it is made
+for that; so an answer's is as long as its question allows, and only those that name many users may be long.
 """
 
 from __future__ import annotations
@@ -18,17 +19,49 @@ import msgpack
 import numpy as np
 
 from confide.deploy.parcels import Parcel
+from confide.deploy.remote import JOIN, SUM, TRAIN
+from confide.privacy.trust.secure import CONFIRM, KEYS, MASKED, SHARES, UNMASK
+from confide.privacy.trust.shamir import SHARE
 
 METHOD, SERVICE = "Join", "confide.Deploy"
 PART, HEAD = 1 << 20, 1 << 21
 LARGEST = HEAD + 1024
 """Bytes of the longest message that either side takes from gRPC."""
+_HEAD, _USER = 1 << 16, 5
+_EACH = {
+    **dict.fromkeys((TRAIN, KEYS, SHARES, CONFIRM), 0),  # neighbours at most, who are few
+    **dict.fromkeys((JOIN, SUM, MASKED), _USER),
+    UNMASK: _USER + SHARE + 2,
+}
+"""Bytes of an answer's head for each user of a federation, by the kind of its question."""
 _TYPES = ("<f4", "<f8", "<f2", "<i8", "<u8")
 _MOST_ARRAYS = 8
 
 
 class Malformed(Exception):
     """What arrived is no parcel. Whoever sent it is not listened to any more: the stream has lost its place."""
+
+
+def largest_head(kind: str, users: int) -> int:
+    """Bytes that the head of an answer may have in a federation of so many users; `kind` is that of its question.
+
+    An answer that is late belongs to a question that is known no more: any other `kind` stands for that of the longest.
+    """
+    return min(HEAD, _HEAD + _EACH.get(kind, max(_EACH.values())) * users)
+
+
+def ticket_of(frame: object) -> int:
+    """Read of a head only to what it is an answer."""
+    reader = msgpack.Unpacker()
+    try:
+        reader.feed(frame[:10] if isinstance(frame, bytes) else b"")
+        reader.read_array_header()
+        ticket = reader.unpack()
+    except Exception as error:
+        raise Malformed(f"the head cannot be read ({type(error).__name__})") from None
+    if type(ticket) is not int:
+        raise Malformed("the head has other fields")
+    return ticket
 
 
 def frames(ticket: int, kind: str, parcel: Parcel) -> Iterator[bytes]:
@@ -58,10 +91,10 @@ class Incoming:
     kept: bool = True
 
     @staticmethod
-    def begin(frame: object, limit: int) -> Incoming:
-        """Read a head, which may announce so many bytes of arrays."""
-        if not isinstance(frame, bytes) or len(frame) > HEAD:
-            raise Malformed("the head is too long")
+    def begin(frame: object, limit: int, most: int = HEAD) -> Incoming:
+        """Read a head, which may have `most` bytes itself and announce `limit` bytes of arrays."""
+        if not isinstance(frame, bytes) or len(frame) > most:
+            raise Malformed(f"the head is too long: at most {most} bytes are taken here")
         try:
             ticket, kind, facts, about = msgpack.unpackb(frame)
             arrays = [(name, np.dtype(kind_of), length) for name, kind_of, length in about if kind_of in _TYPES]
