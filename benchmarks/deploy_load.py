@@ -1,10 +1,15 @@
 """How many clients one server holds, what they cost it while nothing happens, and how long a round over some takes.
 
 python benchmarks/deploy_load.py [--clients 2000] [--cohort 200] [--rounds 5] [--trust central] [--idle 20] [--json]
+    [--hostile 5] [--lost 0.01]
 
 The server is a process with its own streams, rounds and TLS. Clients are what `confide deploy client` runs, each with a
 key and a connection of its own, many of them in each of a few processes; they train 50 parameters, and keep no ledgers.
 `idle_cpu` is the share of one core that the server uses while all are connected and none is asked.
+
+With distributed trust `--hostile` users deal or give bad shares, and `--lost` (a share of the others) fail in every
+round when they should send what they have masked. It is an error if a round does not end, or if others than the hostile
+users are excluded, or not all of them.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ import multiprocessing
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -34,6 +40,7 @@ from confide.deploy.parcels import Parcel
 from confide.deploy.policy import accepting
 from confide.deploy.remote import JOIN, Terms
 from confide.privacy.trust.roster import Roster
+from confide.privacy.trust.secure import MASKED, SHARES, UNMASK
 from confide.recipe import Recipe, load
 
 
@@ -47,21 +54,57 @@ def recipe(clients: int, cohort: int, rounds: int, trust: str) -> Recipe:
     )  # fmt: skip
 
 
+def damaged(kind: str, said: dict[str, Any]) -> None:
+    if kind == SHARES:
+        said["boxes"] = [bytes(len(box)) for box in said["boxes"]]
+
+
+def false_commitment(kind: str, said: dict[str, Any]) -> None:
+    if kind == SHARES:
+        said["commitment"] = bytes(32)
+
+
+def false_shares(kind: str, said: dict[str, Any]) -> None:
+    if kind == UNMASK:
+        said["shares"] = [bytes(len(share)) for share in said["shares"]]
+
+
+def lost(kind: str, said: dict[str, Any]) -> None:
+    if kind == MASKED:
+        raise ConnectionError("it is lost")
+
+
+BAD = damaged, false_commitment, false_shares
+Way = Callable[[str, dict[str, Any]], None]
+
+
+def ways_of(clients: int, hostile: int, share: float) -> dict[int, Way]:
+    """How each user who does not answer as it should behaves instead."""
+    ways: dict[int, Way] = {user: BAD[user % len(BAD)] for user in range(hostile)}
+    return ways | {clients - 1 - number: lost for number in range(round(share * clients))}
+
+
 class One:
     """A client for one user; those of a process share the memory that they train in."""
 
-    def __init__(self, member: CanaryClient, user: int, lock: threading.Lock, roster: Roster) -> None:
+    def __init__(
+        self, member: CanaryClient, user: int, lock: threading.Lock, roster: Roster, way: Way | None = None
+    ) -> None:
         self.member, self.user, self.lock, self.arrays, self.roster = member, user, lock, member.arrays, roster
+        self.way = way
 
     def answer(self, kind: str, parcel: Parcel) -> Parcel:
         with self.lock:
             self.member.roster = lambda: self.roster
             made = self.member.answer(kind, parcel)
             arrays = {name: array.copy() for name, array in made.arrays.items()}
-        return Parcel({**made.facts, "users": [self.user]} if kind == JOIN else made.facts, arrays)
+        facts = {**made.facts, "users": [self.user]} if kind == JOIN else dict(made.facts)
+        if self.way is not None:
+            self.way(kind, facts)
+        return Parcel(facts, arrays)
 
 
-def simulate(wanted: Recipe, users: list[int], address: Address, folder: Path) -> None:
+def simulate(wanted: Recipe, users: list[int], address: Address, folder: Path, ways: dict[int, Way]) -> None:
     torch.set_num_threads(1)
     task = make_task(wanted.task, wanted.run.seed)
     member = CanaryClient(wanted, task, users, accepting(folder / "state"), lambda text: None)
@@ -72,7 +115,7 @@ def simulate(wanted: Recipe, users: list[int], address: Address, folder: Path) -
         for user in users:
             access = Access(address, folder / keys.CA, folder / f"client-{user}")
             roster = Roster(known, keys.read_private(folder / f"client-{user}"))
-            lives.append(asyncio.create_task(live(access, One(member, user, lock, roster), 600)))
+            lives.append(asyncio.create_task(live(access, One(member, user, lock, roster, ways.get(user)), 600)))
             await asyncio.sleep(0.005)
         await asyncio.gather(*lives)
 
@@ -104,7 +147,7 @@ def serve(wanted: Recipe, folder: Path, clients: int, idle: float, pipe: Connect
         answered.append(loop.step(state).tally.users)
         seconds.append(round(time.monotonic() - at, 3))
     pipe.send({"joined_seconds": round(joined, 1), "idle_cpu": round(share, 4), "round_seconds": seconds,
-               "answered": answered})  # fmt: skip
+               "answered": answered, "excluded": sorted(getattr(loop.engine, "excluded", {}))})  # fmt: skip
     loop.engine.close()
 
 
@@ -114,8 +157,13 @@ def main() -> None:
         words.add_argument(f"--{name}", type=int, default=value)
     words.add_argument("--trust", default="central", choices=["central", "distributed"])
     words.add_argument("--idle", type=float, default=20.0)
+    words.add_argument("--hostile", type=int, default=0)
+    words.add_argument("--lost", type=float, default=0.0)
     words.add_argument("--json", action="store_true")
     given = words.parse_args()
+    if (given.hostile or given.lost) and given.trust != "distributed":
+        words.error("--hostile and --lost are for --trust distributed")
+    ways = ways_of(given.clients, given.hostile, given.lost)
     wanted = recipe(given.clients, given.cohort, given.rounds, given.trust)
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="confide-load-") as place:
@@ -127,7 +175,7 @@ def main() -> None:
         address = Address("127.0.0.1", here.recv())
         for number in range(given.processes):
             users = list(range(number, given.clients, given.processes))
-            begun.append(context.Process(target=simulate, args=(wanted, users, address, folder), daemon=True))
+            begun.append(context.Process(target=simulate, args=(wanted, users, address, folder, ways), daemon=True))
             begun[-1].start()
         try:
             if not here.poll(900):
@@ -137,6 +185,8 @@ def main() -> None:
             for process in begun:
                 process.kill()
     print(json.dumps(found) if given.json else "\n".join(f"{name}: {value}" for name, value in found.items()))
+    if found["excluded"] != list(range(given.hostile)):
+        raise SystemExit(f"users {found['excluded']} were excluded, and users 0 to {given.hostile - 1} are hostile")
 
 
 if __name__ == "__main__":
