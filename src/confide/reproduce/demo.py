@@ -102,10 +102,10 @@ def demo(out: Path, workers: int, quiet: bool = False) -> Demo:
     links = "".join(f'<li><a href="{row.folder.name}/report.html">{row.name}</a></li>' for row in rows)
     parts = [*page_parts(Frontier(tuple(spots))), f"<h2>Runs</h2><ul>{links}</ul>"]
     page.write_text(document("What privacy costs", parts), encoding="utf-8")
-    return Demo(rows, page, f"say some digits: confide transcribe {rows[-2].folder} recording.wav{_only_digits(out)}")
+    return Demo(rows, page, f"say some digits: confide transcribe {rows[-2].folder} recording.wav{only_digits(out)}")
 
 
-def _only_digits(out: Path) -> str:
+def only_digits(out: Path) -> str:
     """The option by which a recording of digits is heard as digits, where beam search is installed."""
     if find_spec("flashlight") is None:
         return ""
