@@ -23,7 +23,7 @@ from confide.deploy.parcels import Parcel
 class Echo:
     """A client that sends back what it gets."""
 
-    arrays = 1 << 24
+    arrays = 1 << 26
 
     def answer(self, kind: str, parcel: Parcel) -> Parcel:
         return parcel
@@ -69,12 +69,17 @@ class Streams:
 
     def ask(self, *names: str, seconds: float = 10.0, parcel: Parcel | None = None) -> list[Reply]:
         """Ask clients, and wait for all their replies."""
-        tickets, found = set(self.hub.ask("echo", [(name, parcel or Parcel()) for name in names], seconds)), []
-        ends = time.monotonic() + seconds
-        while tickets and time.monotonic() < ends:
+        return self.replies(
+            *self.hub.ask("echo", [(name, parcel or Parcel()) for name in names], seconds), seconds=seconds
+        )
+
+    def replies(self, *tickets: int, seconds: float = 60.0) -> list[Reply]:
+        """Wait for the replies to some questions."""
+        left, found, ends = set(tickets), [], time.monotonic() + seconds
+        while left and time.monotonic() < ends:
             for event in self.hub.events(ends - time.monotonic()):
-                if isinstance(event, Reply) and event.ticket in tickets:
-                    tickets.discard(event.ticket)
+                if isinstance(event, Reply) and event.ticket in left:
+                    left.discard(event.ticket)
                     found.append(event)
         return found
 

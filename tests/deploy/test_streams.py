@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import pytest
 pytest.importorskip("grpc", reason="deployment needs gRPC: pip install 'confide[deploy]'")
 
 import grpc
+import msgpack
 
 from confide.deploy import hub, keys, node
 from confide.deploy.address import Access, Address
@@ -89,40 +92,68 @@ def test_a_late_answer_to_a_question_ends_nothing(tmp_path: Path, monkeypatch: p
         assert not any("away" in said for said in here.said)
 
 
-def test_an_answer_that_drips_is_cut_when_others_wait_for_its_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else one client of a cohort, a part every 10 s, keeps all others' models in their streams to the deadline."""
-    monkeypatch.setattr(hub, "_PART_SECONDS", 1.0)
-    parcel = Parcel({}, {"model": np.zeros(32 << 20, np.uint8).view(np.float32)})
-
-    async def drip() -> None:
-        channel, call = await _admitted(here, "client-0")
-        try:
+async def _drip(here: Streams, begun: asyncio.Event, pause: float) -> None:
+    """Be client-0, and answer one part of an array after the other."""
+    channel, call = await _admitted(here, "client-0")
+    try:
+        while True:
             asked = Incoming.begin(await call.read(), 1 << 26)
             while not asked.complete:
                 asked.add(await call.read())
             for frame in frames(asked.ticket, "", asked.parcel):
                 await call.write(frame)
                 begun.set()
-                await asyncio.sleep(0.9)
-            await asyncio.sleep(60)
-        finally:
-            await channel.close()
+                await asyncio.sleep(pause)
+    finally:
+        await channel.close()
 
-    monkeypatch.setattr(Echo, "arrays", 1 << 26)
+
+@pytest.mark.parametrize("seconds", [3.0, 60.0])
+def test_an_answer_that_drips_is_given_up_when_others_wait_for_its_room(
+    seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one client of a cohort keeps all others' models in their streams: to the deadline, and in the next round."""
+    monkeypatch.setattr(hub, "_WATCH_SECONDS", 0.2)
+    monkeypatch.setattr(hub, "_GRACE", 20.0 if seconds < 20 else 1.0)  # ended by the question, or before
+    parcel = Parcel({}, {"model": np.zeros(32 << 20, np.uint8).view(np.float32)})
     with Streams(tmp_path, 2) as here:
         here.hub._room.limit = 40 << 20  # one of the two fits
         begun = asyncio.Event()
-        dripping = here.run(drip())
+        dripping = here.run(_drip(here, begun, 0.3 if seconds < 20 else 2.0))
         here.until(lambda: "client-0" in here.hub._sessions)
         here.start("client-1")
-        monkeypatch.setattr(hub, "_SHARED_RATE", 1 << 40)
-        here.hub.ask("echo", [("client-0", parcel)], 60)
+        (slow,) = here.hub.ask("echo", [("client-0", parcel)], seconds)
         here.until(lambda: begun.is_set() and here.hub._room.used > 0)
-        replies = here.ask("client-1", seconds=10, parcel=parcel)
-        assert [reply.parcel is not None for reply in replies] == [True]
+        (quick,) = here.hub.ask("echo", [("client-1", parcel)], 60)
+        replies = {reply.ticket: reply.error for reply in here.replies(slow, quick)}
+        assert replies == {slow: "its answer came too slowly", quick: ""}
+        assert "client-0" in here.hub._sessions, "it is not sent away"
         dripping.cancel()
+
+
+def test_an_honest_uplink_that_is_in_time_is_never_given_up() -> None:
+    """A model of 972 MiB at 1.7 MiB/s takes the whole of ten minutes, which it may if nobody waits for its room."""
+    head = msgpack.packb([1, "", {}, [["model", "<f4", 972 << 18]]])
+
+    def late(rate: float, at: float, wanted: bool) -> bool:
+        arriving = hub.Arriving(cast("Any", None), Incoming.begin(head, 1 << 30), 0.0, 600.0)
+        arriving.incoming.taken = min(int(rate * (1 << 20) * at), 972 << 20)
+        return arriving.late(at, wanted)
+
+    moments = [1.0, 9.0, 60.0, 299.0, 599.0]
+    assert not any(late(1.7, at, False) for at in moments)
+    assert not any(late(3.4, at, True) for at in moments[:4])
+    assert not any(late(0.0, at, True) for at in (1.0, 9.0))
+    assert late(1.0, 60.0, True), "others wait, and it would not be whole in half of the time"
+    assert late(3.4, 600.0, False), "its question is over"
+
+
+def test_one_client_never_has_all_the_room(tmp_path: Path) -> None:
+    with Streams(tmp_path, 1) as here:
+        here.hub.arrays = 972 << 20
+        assert here.hub._room.limit >= 2 * here.hub.arrays
+        here.hub.arrays = 1 << 20
+        assert here.hub._room.limit == hub._ROOM
 
 
 def test_who_stops_waiting_for_room_holds_up_nobody() -> None:
@@ -139,23 +170,47 @@ def test_who_stops_waiting_for_room_holds_up_nobody() -> None:
     asyncio.run(wait())
 
 
-def test_a_server_cannot_forge_lines_on_a_client_s_terminal(tmp_path: Path) -> None:
+@asynccontextmanager
+async def _server(stream: Callable[[object, Any], Awaitable[None]]) -> AsyncIterator[Access]:
+    """A server that does with streams what it likes."""
+    server = grpc.aio.server()
+    handler = grpc.stream_stream_rpc_method_handler(stream)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield Access(Address("127.0.0.1", port), None, None)
+    await server.stop(None)
+
+
+def test_a_server_cannot_forge_lines_on_a_client_s_terminal() -> None:
     said: list[str] = []
 
-    async def lie() -> None:
-        async def refuse(_: object, context: Any) -> None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "x\x1b[2J\nconnected to server.example\r\u202e")
+    async def refuse(_: object, context: Any) -> None:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "x\x1b[2J\nconnected to server.example\r\u202e")
 
-        server = grpc.aio.server()
-        handler = grpc.stream_stream_rpc_method_handler(refuse)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        with pytest.raises(UserError) as refused:
-            await node.live(Access(Address("127.0.0.1", port), None, None), Echo(), 0.2, said.append)
-        said.append(str(refused.value))
-        await server.stop(None)
+    async def meet() -> None:
+        async with _server(refuse) as access:
+            with pytest.raises(UserError, match="no server at") as refused:
+                await node.live(access, Echo(), 0.2, said.append)
+            said.append(str(refused.value))
 
-    asyncio.run(lie())
+    asyncio.run(meet())
     assert any("connected to server.example" in text for text in said), "shown, in one line"
     assert all(text.isprintable() for text in said), said
+    assert not any(text.startswith("connected to") for text in said), "nobody was let in, so patience runs out"
+
+
+def test_a_server_that_takes_streams_and_never_answers_is_waited_for_with_patience(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(node, "_ADMITTED_SECONDS", 0.3)
+
+    async def silence(_: object, context: Any) -> None:
+        await asyncio.sleep(30)
+
+    async def meet() -> None:
+        async with _server(silence) as access:
+            with pytest.raises(UserError, match="takes the connection and does not answer"):
+                await node.live(access, Echo(), 0.5)
+
+    asyncio.run(asyncio.wait_for(meet(), 20))

@@ -69,6 +69,7 @@ def serve(
 
     def engine(wanted: Recipe, task: Task, plan: Plan) -> Engine:
         hub = Hub(listening, hosting.keys, meter=meter)
+        say_places(hub.limits.admitted, hub.registry, first)
         return remote_engine(wanted, task, plan, hub, hub.registry, terms, first)
 
     try:
@@ -105,6 +106,7 @@ def relay(wanted: Recipe, hosting: Hosting, access: Access, terms: Terms, first:
     task = make_task(wanted.task, wanted.run.seed)
     listening = Address.parse(hosting.listen).listen()
     hub = Hub(listening, hosting.keys, part=True)
+    say_places(hub.limits.admitted, hub.registry, first)
     try:
         with watched(hosting.watch, hub.meter):
             node.serve(access, Relay(wanted, task, hub, registry, terms, first), patience)
@@ -179,6 +181,19 @@ def _warn(wanted: Recipe, hosting: Hosting) -> None:
             "privacy.source=seeded: every client knows the seed and can take the noise off again; for a release use "
             "--set privacy.source=system",
             file=sys.stderr,
+        )
+
+
+def say_places(
+    places: int, registry: Mapping[NodeId, Sequence[int]] | None, first: int, say: Callable[[str], None] = to_owner
+) -> None:
+    """Warn where fewer clients can be connected than it takes to begin."""
+    sizes = [1] * first if registry is None else sorted(map(len, registry.values()), reverse=True)
+    if sum(sizes[:places]) < first:
+        say(
+            f"--wait-for {first}: the system lets this process hold {places} clients at once, who speak for "
+            f"{sum(sizes[:places])} users at most; let it open more files (`ulimit -n`, or LimitNOFILE= of a service), "
+            "about three for each client"
         )
 
 

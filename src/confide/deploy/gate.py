@@ -2,9 +2,13 @@
 
 gRPC answers anybody who connects. This stands before it and knows three limits, all for connections that have not yet
 been admitted: how many there are from one address, how many in all, and how long each may take. A connection that is
-half open, drips its handshake byte by byte, says nothing or never ends a header is cut when its time is over, and more
-of them are cut at once, while those who were admitted go on. Who is admitted is said by the hub, when a client has
-shown its key and its hello: gRPC sees the connection that was made to it here, and its port is the name of the pair.
+half open, drips its handshake byte by byte, says nothing or never ends a header is cut when its time is over. Where
+there are too many, a newcomer takes the place of the oldest, so that nobody can shut the door by standing in it; those
+who were admitted go on. An address is a whole /64 with IPv6, since that is what one line has. Every connection needs
+three open files, so there are never more than leave enough of them for ledger and checkpoints.
+
+Who is admitted is said by the hub, when a client has shown its key and its hello: gRPC sees the connection that was
+made to it here, and its port is the name of the pair.
 
 Differs from a proxy: it opens nothing and changes nothing. With TLS a client without a key never comes further than
 the handshake.
@@ -13,13 +17,17 @@ the handshake.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import resource
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from confide.deploy.address import Address
 
 _LINGERS = 2.0
+_FILES, _RESERVE = 3, 256
+"""Open files of a connection: the client's side, the side to gRPC, and gRPC's own; and what all else may need."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,23 @@ class Limits:
     """Until a connection has to be admitted."""
     admitted: int = 16_384
     """Connections that are held at all."""
+    settling: float = 2.0
+    """Seconds in which a connection is not cut for another, or those who come at once would only cut each other."""
+
+    def within_open_files(self) -> Limits:
+        """No more connections than the system allows files, after asking it for as many as are needed."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = self.admitted * _FILES + _RESERVE
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        if soft not in (resource.RLIM_INFINITY, most) and soft < most:
+            try:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+                soft = most
+            except (ValueError, OSError):  # macOS refuses what it has announced
+                pass
+        if soft == resource.RLIM_INFINITY:
+            return self
+        return replace(self, admitted=min(self.admitted, max(1, (soft - _RESERVE) // _FILES)))
 
 
 class Gate:
@@ -41,7 +66,8 @@ class Gate:
     def __init__(self, behind: Address, limits: Limits, turned_away: Counter[str]) -> None:
         """`turned_away` counts who was refused or cut, by why."""
         self.behind, self.limits, self.turned_away = behind, limits, turned_away
-        self.waiting: Counter[str] = Counter()
+        self.waiting: dict[str, dict[Pair, None]] = {}
+        """Who is not admitted, by address, the oldest first."""
         self.pairs: set[Pair] = set()
         self.by_port: dict[int, Pair] = {}
 
@@ -49,13 +75,25 @@ class Gate:
         return _Half(self)
 
     def allows(self, host: str) -> bool:
-        """Whether one more may come from there; who is refused is counted."""
-        limits = self.limits
-        free = self.waiting[host] < limits.from_address and self.waiting.total() < limits.in_all
-        if free and len(self.pairs) < limits.admitted:
+        """Whether one more may come from there, perhaps for the oldest that is not admitted; who goes is counted."""
+        crowd = self._crowd(host)
+        if crowd is None:
             return True
         self.turned_away["too many connections"] += 1
-        return False
+        oldest = next(iter(crowd), None)
+        if oldest is None or oldest.age < self.limits.settling:
+            return False
+        oldest.end()
+        return True
+
+    def _crowd(self, host: str) -> dict[Pair, None] | None:
+        """Among whom somebody has to go before another may come from there; none where there is a place."""
+        limits, own = self.limits, self.waiting.get(host, {})
+        if len(own) >= limits.from_address:
+            return own
+        if sum(map(len, self.waiting.values())) >= limits.in_all or len(self.pairs) >= limits.admitted:
+            return max(self.waiting.values(), key=len, default={})
+        return None
 
     def admit(self, port: int) -> None:
         """The connection that gRPC knows by this port has shown who it is."""
@@ -76,8 +114,9 @@ class Pair:
         self.inside: asyncio.Transport | None = None
         self.port = 0
         gate.pairs.add(self)
-        gate.waiting[host] += 1
+        gate.waiting.setdefault(host, {})[self] = None
         loop = asyncio.get_running_loop()
+        self.began = loop.time()
         self.alarm: asyncio.TimerHandle | None = loop.call_later(gate.limits.seconds, self._too_slow)
         self.connecting = loop.create_task(self._connect())
 
@@ -96,7 +135,14 @@ class Pair:
         if self.alarm is not None:
             self.alarm.cancel()
             self.alarm = None
-            self.gate.waiting -= Counter([self.host])
+            own = self.gate.waiting[self.host]
+            del own[self]
+            if not own:
+                del self.gate.waiting[self.host]
+
+    @property
+    def age(self) -> float:
+        return asyncio.get_running_loop().time() - self.began
 
     def _too_slow(self) -> None:
         self.gate.turned_away["not known in time"] += 1
@@ -126,7 +172,7 @@ class _Half(asyncio.Protocol):
         made = cast(asyncio.Transport, transport)
         if not self.is_outside:
             return
-        host = str((made.get_extra_info("peername") or ("?",))[0])
+        host = line_of(str((made.get_extra_info("peername") or ("?",))[0]))
         if not self.gate.allows(host):
             made.abort()
             return
@@ -154,3 +200,14 @@ class _Half(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if self.pair is not None:
             self.pair.end()
+
+
+def line_of(host: str) -> str:
+    """Whose connections count together: an address of IPv4, or the /64 around one of IPv6."""
+    try:
+        found = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if found.version == 4 or found.ipv4_mapped is not None:
+        return str(found if found.version == 4 else found.ipv4_mapped)
+    return str(ipaddress.ip_network((int(found) >> 64 << 64, 64)))

@@ -8,6 +8,10 @@ one name takes the place of the first: a client that was killed and started agai
 Memory is bounded. Before a client is known nothing is taken from it but a hello (`gate` says how many may try). Arrays
 are taken only for a question that is open, of at most the size that the model has, and only while there is room for
 them: models wait in the streams, by gRPC's flow control, until the round has added up those before.
+
+The room is for several answers, so one client alone never has it all. An answer has until the end of its question;
+while others wait it has to be on course to be whole in half of the time that it had. Else it is given up: the others
+get its room, and its client stays, and is read on without being kept.
 """
 
 from __future__ import annotations
@@ -39,13 +43,15 @@ from confide.deploy.wire import LARGEST, METHOD, SERVICE, Incoming, Malformed, f
 from confide.privacy.trust.roster import UNSIGNED
 
 _ROOM = 256 << 20
-"""Bytes of arrays that are held before a round has taken them; one parcel may be larger, alone."""
-_PART_SECONDS = 10.0
-"""Within which every part of an array has to follow the one before: 100 kB/s."""
-_SHARED_RATE = 1 << 20
-"""Bytes per second that an answer has to bring at least while others wait for the room that it takes."""
+"""Bytes of arrays that are held before a round has taken them, or of two of the largest answers if that is more."""
+_PART_SECONDS = 60.0
+"""Within which every part of an array has to follow the one before: 17 kB/s."""
+_GRACE, _SHARE = 10.0, 0.5
+"""While others wait for room: the seconds that every answer has, and the share of its time that it may take."""
 _HELLO_SECONDS, _WATCH_SECONDS = 10.0, 2.0
 _HELLO_BYTES = 4096
+ADMITTED = (("confide", "admitted"),)
+"""The metadata with which a stream begins. gRPC gives empty ones for a stream that was refused."""
 OPTIONS = (
     ("grpc.max_receive_message_length", LARGEST),
     ("grpc.max_send_message_length", LARGEST),
@@ -93,6 +99,22 @@ class Session:
             self.cut.set_result((code, why))
 
 
+@dataclass(eq=False)
+class Arriving:
+    """An answer on its way, which has taken room."""
+
+    session: Session
+    incoming: Incoming
+    began: float
+    ends: float
+
+    def late(self, now: float, wanted: bool) -> bool:
+        """Whether it is to be given up, perhaps since others want its room."""
+        spent, fair = now - self.began, _SHARE * (self.ends - self.began)
+        behind = spent > _GRACE + fair * self.incoming.taken / self.incoming.size
+        return now >= self.ends or (wanted and behind)
+
+
 class Room:
     """So many bytes that may be held at once, given to who came first; one that wants more is alone."""
 
@@ -138,9 +160,10 @@ class Hub:
         meter: Meter | None = None,
     ) -> None:
         """`part`: the folder's keys are those of a relay, for a part of the users."""
-        self.folder, self.limits, self.meter, self.part = folder, limits or Limits(), meter or Meter(), part
-        self.arrays = 0
-        """Bytes of arrays that an answer may have; set once the model is known."""
+        self.folder, self.meter, self.part = folder, meter or Meter(), part
+        self.limits = (limits or Limits()).within_open_files()
+        self._arrays, self._room = 0, Room(_ROOM)
+        self._arriving: set[Arriving] = set()
         self.registry: dict[NodeId, Sequence[int]] | None = None
         self.roster = UNSIGNED
         if folder is not None:
@@ -151,11 +174,19 @@ class Hub:
         self._sessions: dict[NodeId, Session] = {}
         self._tickets, self._numbers = itertools.count(1), itertools.count(1)
         self._held = 0
-        self._room = Room(_ROOM)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="hub")
         self._thread.start()
         asyncio.run_coroutine_threadsafe(self._begin(listening), self._loop).result()
+
+    @property
+    def arrays(self) -> int:
+        """Bytes of arrays that an answer may have; set once the model is known."""
+        return self._arrays
+
+    @arrays.setter
+    def arrays(self, size: int) -> None:
+        self._arrays, self._room.limit = size, max(_ROOM, 2 * size)
 
     def ask(self, kind: str, parcels: Sequence[tuple[NodeId, Parcel]], seconds: float) -> list[int]:
         ends = time.monotonic() + seconds
@@ -219,7 +250,8 @@ class Hub:
         )
         await self._server.start()
         self.gate = Gate(Address("127.0.0.1", port), self.limits, self.meter.turned_away)
-        self._front = await self._loop.create_server(self.gate.take, sock=listening, backlog=1024)
+        self._front = await self._loop.create_server(self.gate.take, sock=listening, backlog=64)  # taken at once
+        listening.listen(1024)  # held by the system
         self._watching = asyncio.create_task(self._watch())
 
     async def _end(self) -> None:
@@ -233,10 +265,16 @@ class Hub:
         self._loop.stop()
 
     async def _watch(self) -> None:
-        """Cut those whose key was revoked or rotated."""
+        """Cut those whose key was revoked or rotated, and give up answers that keep others waiting."""
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
             self.meter.beat = time.monotonic()
+            for each in list(self._arriving):
+                if each.late(self._loop.time(), bool(self._room.waiting)):
+                    self._give_up(each)
+                    if each.session.open.pop(each.incoming.ticket, None) is not None:
+                        why = "its answer came too slowly"
+                        self._inbox.put(Reply(each.incoming.ticket, each.session.node, None, why))
             known = {} if self.folder is None else self._federation.now()
             for session in list(self._sessions.values()):
                 if session.key is not None and session.key not in known:
@@ -300,7 +338,7 @@ class Hub:
             self.meter.turned_away["no hello"] += 1
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no hello")
         self.gate.admit(int(context.peer().rpartition(":")[2]))
-        await context.send_initial_metadata(())
+        await context.send_initial_metadata(ADMITTED)
         return Session(node if node is not None else "", key)
 
     def _who(self, context: Any) -> tuple[NodeId | None, bytes | None]:
@@ -321,31 +359,46 @@ class Hub:
             incoming, session.owed = Incoming.begin(frame, self.arrays), session.owed - 1
             if session.owed < 0:
                 raise Malformed("an answer that nobody asked for")
-            question, size = session.open.get(incoming.ticket), incoming.size
-            if question is None:  # late: read, since the stream goes on behind it, and not kept
-                incoming.drop()
-                size = 0
-            if size:
-                await self._room.take(size)
-            began = self._loop.time()
+            arriving = await self._place(session, incoming)
             try:
                 while not incoming.complete:
                     async with asyncio.timeout(_PART_SECONDS):
                         incoming.add(await context.read())
-                    taken = self._loop.time() - began
-                    if self._room.waiting and taken > _PART_SECONDS + incoming.taken / _SHARED_RATE:
-                        raise TimeoutError
             except BaseException:
-                self._room.give(size)
+                self._give_up(arriving)
                 raise
-            if session.open.pop(incoming.ticket, None) is None:
-                if size:
-                    self._room.give(size)
+            ticket, size = incoming.ticket, incoming.size
+            if session.open.pop(ticket, None) is None or not incoming.kept:
+                self._give_up(arriving)
             elif incoming.kind:
-                self._inbox.put(Reply(incoming.ticket, session.node, None, meaning(incoming.kind), incoming.kind, size))
+                self._inbox.put(Reply(ticket, session.node, None, meaning(incoming.kind), incoming.kind, size))
             else:
-                self._inbox.put(Reply(incoming.ticket, session.node, incoming.parcel, size=size))
-            del incoming
+                self._inbox.put(Reply(ticket, session.node, incoming.parcel, size=size))
+            self._arriving.discard(arriving)
+            del incoming, arriving
+
+    async def _place(self, session: Session, incoming: Incoming) -> Arriving:
+        """Wait for the room that an answer needs. One that is late is read, since the stream goes on behind it."""
+        question = session.open.get(incoming.ticket)
+        arriving = Arriving(session, incoming, self._loop.time(), question.ends if question else 0.0)
+        if question is None:
+            incoming.drop()
+        elif incoming.size:
+            try:
+                async with asyncio.timeout_at(question.ends):
+                    await self._room.take(incoming.size)
+                arriving.began = self._loop.time()
+                self._arriving.add(arriving)
+            except TimeoutError:
+                incoming.drop()
+        return arriving
+
+    def _give_up(self, arriving: Arriving) -> None:
+        """Keep nothing of an answer, and give its room to others."""
+        if arriving in self._arriving:
+            self._arriving.discard(arriving)
+            arriving.incoming.drop()
+            self._room.give(arriving.incoming.size)
 
     async def _write(self, session: Session, context: Any) -> None:
         while True:

@@ -24,14 +24,16 @@ import grpc
 from confide import __version__
 from confide.deploy import keys
 from confide.deploy.address import Access
-from confide.deploy.hub import OPTIONS
+from confide.deploy.hub import ADMITTED, OPTIONS
 from confide.deploy.parcels import Parcel
-from confide.deploy.refusals import code_of, to_owner
+from confide.deploy.refusals import code_of, shown, to_owner
 from confide.deploy.wire import METHOD, SERVICE, Incoming, Malformed, frames
-from confide.errors import UserError, one_line
+from confide.errors import UserError
 
 _PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """Seconds until the next try to connect; each is made longer by chance, so that thousands do not come at once."""
+_ADMITTED_SECONDS, _HELD_SECONDS = 30.0, 5.0
+"""How long a server may take to admit a client, and how long a connection has to last to be tried again at once."""
 _FINAL = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.UNAUTHENTICATED)
 _SHUT = "it ends the connection when it has seen this client's certificate"
 
@@ -61,7 +63,7 @@ async def live(
     stop, away, tries, shut, said = asyncio.Event(), time.monotonic(), 0, 0, ""
     with _ended_by_signal(stop, signals):
         while not stop.is_set():
-            made = Connection(access, answerer, stop, say)
+            made, began = Connection(access, answerer, stop, say), time.monotonic()
             try:
                 await made.hold()
                 why = "the server ended the connection"
@@ -77,7 +79,8 @@ async def live(
             if stop.is_set():
                 break
             if made.admitted:
-                away, tries = time.monotonic(), 0
+                away = time.monotonic()
+                tries = 0 if away - began > _HELD_SECONDS else tries
             if made.admitted or why != said:  # once, not at every try
                 say(f"the server is away ({why}); connecting again")
             said = why
@@ -97,7 +100,7 @@ async def _explained(error: Exception, access: Access) -> str:
     """Why there is no connection. What will not change by waiting is raised."""
     why = str(error)
     if isinstance(error, grpc.RpcError):
-        why = f"{error.code().name.lower()}: {one_line(str(error.details()))}"
+        why = f"{error.code().name.lower()}: {shown(error.details(), 200)}"
     if isinstance(error, grpc.RpcError) and error.code() in _FINAL:
         raise UserError(
             f"the server at {access.server} does not let this client in ({why}); its public key must be in the "
@@ -135,11 +138,16 @@ class Connection:
                 call.cancel()
 
     async def _answer_all(self, call: Any) -> None:
-        for frame in frames(0, "hello", Parcel({"version": __version__})):
-            await call.write(frame)
-        await call.initial_metadata()  # comes when the server has looked at the key
-        self.admitted = True
-        self.say(f"connected to {self.access.server}")
+        try:
+            async with asyncio.timeout(_ADMITTED_SECONDS):
+                for frame in frames(0, "hello", Parcel({"version": __version__})):
+                    await call.write(frame)
+                began = await call.initial_metadata()  # when the server has looked at the key
+        except TimeoutError:
+            raise TimeoutError("it takes the connection and does not answer") from None
+        self.admitted = ADMITTED[0] in tuple(began)
+        if self.admitted:
+            self.say(f"connected to {self.access.server}")
         while not self.stop.is_set():
             self.busy = False
             frame = await call.read()
