@@ -38,6 +38,11 @@ class UserError(Exception):
     """
 
 
+def one_line(text: str, most: int = 200) -> str:
+    """What another machine or file says, fit to be printed: it cannot begin a line of its own, or steer a terminal."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:most])
+
+
 class Stopped(Exception):
     """Somebody asked the program to stop. Everything is saved, and `resume` goes on.
 

@@ -26,9 +26,9 @@ from confide.deploy import keys
 from confide.deploy.address import Access
 from confide.deploy.hub import ADMITTED, OPTIONS
 from confide.deploy.parcels import Parcel
-from confide.deploy.refusals import code_of, shown, to_owner
+from confide.deploy.refusals import code_of, to_owner
 from confide.deploy.wire import METHOD, SERVICE, Incoming, Malformed, frames
-from confide.errors import UserError
+from confide.errors import UserError, one_line
 
 _PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """Seconds until the next try to connect; each is made longer by chance, so that thousands do not come at once."""
@@ -100,7 +100,7 @@ async def _explained(error: Exception, access: Access) -> str:
     """Why there is no connection. What will not change by waiting is raised."""
     why = str(error)
     if isinstance(error, grpc.RpcError):
-        why = f"{error.code().name.lower()}: {shown(error.details(), 200)}"
+        why = f"{error.code().name.lower()}: {one_line(str(error.details()))}"
     if isinstance(error, grpc.RpcError) and error.code() in _FINAL:
         raise UserError(
             f"the server at {access.server} does not let this client in ({why}); its public key must be in the "

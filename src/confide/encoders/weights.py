@@ -23,7 +23,7 @@ from logging import ERROR, getLogger
 from pathlib import Path
 from typing import Any, Literal
 
-from confide.errors import Stopped, UserError
+from confide.errors import Stopped, UserError, one_line
 from confide.files import cache_folder, make_folder
 
 _GGUF_MAGIC = b"GGUF"
@@ -315,6 +315,5 @@ def explain_unreadable(what: str, expected: str) -> Iterator[None]:
     except (UserError, Stopped):
         raise
     except Exception as error:  # what a damaged file leads to in somebody else's reader is anything
-        words = "".join(c for c in " ".join(str(error).split()) if c.isprintable())  # some are the file's
-        reason = words[:300] or type(error).__name__
+        reason = one_line(" ".join(str(error).split()), 300) or type(error).__name__
         raise UserError(f"cannot {what} ({reason}); expected {expected}") from error
