@@ -124,8 +124,8 @@ def table1() -> list[Cell]:
 def imbalance() -> list[Cell]:
     """Starts that compute the same with longer and longer updates of the LayerNorms; not a table of the paper.
 
-    The start is constructed (`confide.speech.symmetry`): the updates of the LayerNorms are 4.8 times as long as those of
-    the attention at c = 3 and 15 times at c = 5; the paper's Figure 5 has about ten. `balanced` is c = 5 balanced.
+    The start is constructed (`confide.speech.symmetry`). LayerNorms get updates 4.8 times as long as those of the
+    attention at c = 3 and 15 times at c = 5; the paper's Figure 5 has about ten. `balanced` is c = 5, balanced.
     """
     cells = [
         Cell({"c": c, "noise": s, "clipping": rule}, (*SMALL, CLIPPING[rule], *noisy(s)), f"seed-c{c}")
