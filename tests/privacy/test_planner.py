@@ -18,7 +18,7 @@ from confide.commands.plan import app
 from confide.errors import UserError
 from confide.privacy import accountant as accounting
 from confide.privacy import planner
-from confide.privacy.accountant import Accountant
+from confide.privacy.accountant import Accountant, strength
 from confide.privacy.planner import Answer, Noise, Point
 from confide.report.figures import plan as plan_figures
 
@@ -291,7 +291,10 @@ def test_extrapolate_scales_a_run_of_ones_own() -> None:
     for row in rows:
         at_least = Point(row["noise_multiplier"], row["cohort"], row["least_population"], 50, 1e-6)
         assert at_least.spent("pld") <= 5
-    assert "K for 5" in run(*words)
+    table = run(*words)
+    assert "K for 5" in table
+    for row, line in zip(rows, table.splitlines()[4:], strict=False):
+        assert f" {strength(row['epsilon']['pld'], 1e-6, row['population'])} " in line
     with pytest.raises(UserError, match="needs --cohort"):
         run("extrapolate", "--cohort", 5)
     with pytest.raises(UserError, match="separated by commas"):

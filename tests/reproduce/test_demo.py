@@ -11,6 +11,7 @@ import pytest
 from confide import recipe
 from confide.encoders import presets
 from confide.errors import UserError
+from confide.privacy.accountant import rated
 from confide.recipe import Recipe
 from confide.reproduce import demo, frontier
 
@@ -58,6 +59,7 @@ def test_the_demo_ends_with_error_and_epsilon_as_trained_and_makes_every_run_onc
     for row, asked in zip(rows[1:], (8, 2, 1), strict=True):
         assert 0.9 * asked < row["epsilon"] <= asked  # of the run itself, with its own people
         assert row["people"] == 30
+        assert f" {rated(row['epsilon'], row['delta'], 30)}  " in out
     assert all((Path(row["folder"]) / "report.html").exists() for row in rows)
     assert {path: path.stat().st_mtime_ns for path in before} == before
 

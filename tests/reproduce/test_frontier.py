@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from confide.privacy.accountant import shown, strength
 from confide.privacy.planner import Point
 from confide.report.figures.frontier import draw_frontier
 from confide.reproduce import frontier
-from confide.reproduce.frontier import Frontier, Spot, charts, sentences
+from confide.reproduce.frontier import Frontier, Spot, charts, page_parts, sentences
 
 Command = Callable[..., tuple[int, str, str]]
 FREE = Spot("head", None, (1.0, 3.0), "wer", 0.0, 100, 1_000, 50, None, True)
@@ -79,6 +80,17 @@ def test_several_recipes_have_a_chart_for_each_population_and_dots_only_where_th
     (alone,) = charts(FOUND)
     assert alone.level == FREE.value
     assert draw_frontier(tmp_path / "both.png", charts(both)).read_bytes()[1:4] == b"PNG"
+
+
+def test_each_epsilon_has_its_word_and_its_delta_on_the_page_and_in_the_terminal() -> None:
+    said, page = FOUND.text().splitlines(), "".join(page_parts(FOUND))
+    for line, one in zip(said[1:], FOUND.spots, strict=True):
+        if one.epsilon is None:
+            assert "no privacy" in line
+            continue
+        word = strength(one.epsilon, one.delta, one.population)
+        assert f"{shown(one.epsilon)} {word}  0.0001" in line
+        assert f"<td class='n {word}' data-v={one.epsilon!r}>{shown(one.epsilon)} {word}</td><td>0.0001</td>" in page
 
 
 @pytest.mark.usefixtures("no_figures")

@@ -83,7 +83,9 @@ def test_page_watch_and_compare_say_it(digits: Path, tmp_path: Path, command: Co
     assert code == 0
     assert json.loads(out)["runs"][0]["start"]["said"] == said
     assert f"digits: {said}\n" in command("compare", digits, other, "--out", tmp_path / "page.html")[1]
-    assert said in (tmp_path / "page.html").read_text()
+    page = (tmp_path / "page.html").read_text()
+    assert "<th scope=col>against its start</th>" in page
+    assert f"<td>{said.replace(' than its start', '')}</td>" in page
 
 
 def test_a_resumed_run_keeps_its_start_and_says_what_a_whole_one_says(

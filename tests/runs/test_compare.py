@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from confide import recipe
 from confide.errors import UserError
 from confide.federated import items
+from confide.report.comparison import render
 from confide.runs import comparison, folder
 
 Command = Callable[..., tuple[int, str, str]]
@@ -207,9 +209,43 @@ def test_recipes_of_unlike_epsilon_are_warned_of(
             summary = json.loads((places[-1] / "summary.json").read_text())
             (places[-1] / "summary.json").write_text(json.dumps(summary | {"epsilon": epsilon, "delta": 1e-5}))
     found = document(command, *places)
-    (warning,) = [note for note in found["notes"] if note.startswith("warning")]
-    assert "steps=1 1," in warning
-    assert "steps=30 8)" in warning
+    warning, *others = found["notes"]
+    assert warning.startswith("warning: these spent unlike epsilons (")
+    assert "steps=1: 1; " in warning
+    assert "steps=30: 8)" in warning
+    assert not any(note.startswith("warning") for note in others)
+    page = tmp_path / "page.html"
+    out = " ".join(command("compare", *places, "--out", page)[1].replace("│", " ").split())
+    assert f" {warning} note: " in out, "no 'note:' before it, and before every note"
+    said = page.read_text()
+    assert said.index("Warning: these spent unlike") < said.index("<table"), "nobody misses it"
+    # Each epsilon stands beside its delta and its word, in its colour.
+    for epsilon, word in ((1, "strong"), (8, "moderate")):
+        assert f"{epsilon} at 1e-05: {word}" in out
+        assert f"<td class='n {word}' data-v={epsilon:.1f}>{epsilon} {word}</td><td>1e-05</td>" in said
+
+
+def test_each_epsilon_of_a_comparison_has_its_word_and_its_delta(runs: dict[str, Path], tmp_path: Path) -> None:
+    places: list[Path] = []
+    for epsilon, delta in ((0.5, 1e-5), (30.0, 1e-5), (2.0, 0.5), (None, None)):
+        places.append(Path(shutil.copytree(runs["good"], tmp_path / f"run{len(places)}")))
+        summary = json.loads((places[-1] / "summary.json").read_text())
+        (places[-1] / "summary.json").write_text(json.dumps(summary | {"epsilon": epsilon, "delta": delta}))
+    page = render(comparison.compare(places))
+    for cell in (
+        "<td class=strong>0.5 strong</td><td>1e-05</td>", "<td class=weak>30 weak</td><td>1e-05</td>",
+        "<td class=none>2 none</td><td>0.5</td>", "<td class=none>no guarantee</td><td></td>",
+    ):  # fmt: skip
+        assert cell in page
+
+
+def test_what_is_not_comparable_is_named_in_words(runs: dict[str, Path], tmp_path: Path) -> None:
+    other = Path(shutil.copytree(runs["good"], tmp_path / "other"))
+    held = items.read(other)
+    assert held is not None
+    items.write(other, replace(held, test="another", metric="wer"))
+    (note,) = [note for note in comparison.compare([runs["good"], other]).notes if "not comparable" in note]
+    assert "other (word error rate, %, test set another)" in note
 
 
 @pytest.mark.parametrize("names", [["good"], ["good", "good"]])

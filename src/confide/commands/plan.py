@@ -276,20 +276,31 @@ def _show(answer: Answer, as_json: bool) -> None:
 
 
 def _show_rows(rows: list[Scaled], target: float, accountant: str) -> None:
-    from confide.privacy.accountant import shown
+    from confide.privacy.accountant import COLOURS, shown, strength
 
     published = any(row.published is not None for row in rows)
-    names = ["z", "s (1e-6)", "cohort S", "population K", "rounds", *(["published"] if published else []), "RDP", "PLD"]
+    names = [
+        "z",
+        "s (1e-6)",
+        "cohort S",
+        "population K",
+        "rounds",
+        *(["published"] if published else []),
+        "RDP",
+        "PLD",
+        "protection",
+    ]
     cells = []
     for row in rows:
         point, both = row.answer.point, row.answer.epsilon
+        word = strength(both[row.answer.accountant], point.delta, point.population)
         given = [f"{row.published:.3g}" + ("*" if row.note else "")] if row.published is not None else []
         cells.append((
             f"{point.noise_multiplier:.4g}", f"{point.noise_multiplier / point.cohort * 1e6:.4g}", f"{point.cohort:,}",
             f"{point.population:,}", f"{point.rounds:,}", *given, shown(both["rdp"]), shown(both["pld"]),
-            "none" if row.least_population is None else f"{row.least_population:,}",
+            f"[{COLOURS[word]}]{word}[/]", "none" if row.least_population is None else f"{row.least_population:,}",
         ))  # fmt: skip
     title = f"epsilon at delta {rows[0].answer.point.delta:g}: Poisson sampling, add-or-remove one user"
-    print_table([*names, f"K for {target:g} ({accountant.upper()})"], cells, title=title, left=0, width=112)
+    print_table([*names, f"K for {target:g} ({accountant.upper()})"], cells, title=title, left=0, width=128)
     for note in {row.note for row in rows if row.note}:
         print(f"* {note}")

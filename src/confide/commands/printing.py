@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from confide.runs.compared import ComparedRun, Group
     from confide.runs.comparison import Comparison
 
 Row = Sequence[str]
@@ -135,14 +136,29 @@ def _summary_rows(summary: dict[str, Any], out: Path) -> Iterable[Row]:
     yield "central steps", f"{summary['steps']} in {summary['seconds']:.1f} s"
 
 
+def spent(side: ComparedRun | Group) -> str:
+    """An epsilon of a comparison with its delta, and its word in its colour."""
+    from confide.privacy.accountant import COLOURS, shown
+
+    if side.epsilon is None:
+        return f"[{COLOURS['none']}]no guarantee[/]"
+    return f"{shown(side.epsilon)} at {side.delta_shown}: [{COLOURS[side.strength]}]{side.protection}[/]"
+
+
+def print_notes(found: Comparison) -> None:
+    """The notes of a comparison; warnings come first and say that they are such."""
+    for note in found.notes:
+        print(note if note in found.warnings else f"note: {note}")
+
+
 def print_groups(found: Comparison) -> None:
     """The recipes of a comparison, each with the mean and interval over its seeds."""
     from confide.federated.items import in_words
 
     rows = []
     for group in found.groups:
-        value, between, epsilon = group.shown
+        value, between, _ = group.shown
         seeds = ", ".join(str(run.recipe.run.seed) for run in group.runs)
-        rows.append((group.name, in_words(group.metric), value, between, seeds, epsilon))
+        rows.append((group.name, in_words(group.metric), value, between, seeds, spent(group)))
     columns = ("recipe", "metric", "mean", "95 % interval", "seeds", "epsilon")
     print_table(columns, rows, left=2, width=WIDTH, overflow="fold")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from confide.commands.options import Folder, Json
-from confide.commands.printing import WIDTH, Row, print_groups, print_json, print_table
+from confide.commands.printing import WIDTH, Row, print_groups, print_json, print_notes, print_table, spent
 
 if TYPE_CHECKING:
     from confide.runs.comparison import Comparison
@@ -110,8 +110,7 @@ def _show(found: Comparison) -> None:
         ]  # fmt: skip
         columns = ("verdict", "difference", "95 % interval", "p", "real?")
         print_table(columns, verdicts, width=WIDTH, overflow="fold")
-    for note in found.notes:
-        print(f"note: {note}")
+    print_notes(found)
 
 
 def _show_runs(found: Comparison) -> None:
@@ -119,12 +118,10 @@ def _show_runs(found: Comparison) -> None:
 
     rows = []
     for run in found.runs:
-        summary, (value, between, epsilon) = run.summary, run.shown
-        if summary["epsilon"] is not None:
-            epsilon += f" at {summary['delta']:g}: {run.protection}"
+        summary, (value, between, _) = run.summary, run.shown
         cohort = f"{summary['cohort']:,} of {summary['population']:,}"
         steps, seconds = f"{summary['steps']:,}", f"{summary['seconds']:.1f}"
-        rows.append((run.name, in_words(run.metric), value, between, epsilon, cohort, steps, seconds))
+        rows.append((run.name, in_words(run.metric), value, between, spent(run), cohort, steps, seconds))
     columns: Row = ("run", "metric", "value", "95 % interval", "epsilon", "cohort", "steps", "seconds")
     print_table(columns, rows, left=2, width=WIDTH, overflow="fold")
     for run in found.runs:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from confide.commands.options import Json, RecipeName
-from confide.commands.printing import print_groups, print_json
+from confide.commands.printing import print_groups, print_json, print_notes
 
 
 def sweep(
@@ -62,6 +62,5 @@ def sweep(
         if swept.not_worse:
             print(f"not shown to be worse than it: {'; '.join(swept.not_worse)}")
         print(f"train with it: {swept.command}")
-    for note in swept.found.notes:
-        print(f"note: {note}")
+    print_notes(swept.found)
     print(f"page: {swept.page}")

@@ -103,6 +103,11 @@ def protection(epsilon: float | None, delta: float | None = None, population: in
     return "no protection" if word == "none" else f"{word} protection"
 
 
+def rated(epsilon: float | None, delta: float | None = None, population: int | None = None) -> str:
+    """An epsilon with its word, for a table: `5 moderate`."""
+    return "no guarantee" if epsilon is None else f"{shown(epsilon)} {strength(epsilon, delta, population)}"
+
+
 def rough_epsilon(releases: Iterable[tuple[float, float, int]], delta: float) -> float:
     """A loose upper bound, in milliseconds, from whole Renyi orders alone: to begin a search or choose a grid by.
 

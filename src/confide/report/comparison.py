@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,13 @@ def write_page(path: Path, found: Comparison) -> Path:
 
 
 def render(found: Comparison, home: str = "") -> str:
-    title = "Comparison: " + ", ".join(side.name for side in found.sides)
-    notes = "".join(f"<p class=note>{html.escape(note[0].upper() + note[1:])}.</p>" for note in found.notes)
+    names = [side.name for side in found.sides]
+    title = "Comparison: " + ("; " if any("," in name for name in names) else ", ").join(names)
+    warnings = "".join(_said("note", note) for note in found.warnings)
+    notes = "".join(_said("soft", note) for note in found.notes if note not in found.warnings)
     body = [
         f"<h1>{html.escape(title)}</h1>",
+        warnings,
         *_over_seeds(found),
         *([] if found.groups else [_runs(found)]),
         *_matrix(found),
@@ -43,6 +47,10 @@ def render(found: Comparison, home: str = "") -> str:
     return document(title, body, home)
 
 
+def _said(kind: str, said: str) -> str:
+    return f"<p class={kind}>{html.escape(said[0].upper() + said[1:])}.</p>"
+
+
 def _runs(found: Comparison) -> str:
     ends = [v for run in found.runs for v in (run.interval or ())]
     low, high = (min(ends), max(ends)) if ends else (0.0, 1.0)
@@ -51,20 +59,15 @@ def _runs(found: Comparison) -> str:
     rows = []
     for place, run in enumerate(found.runs):
         summary, (value, between, epsilon) = run.summary, run.shown
-        delta = "" if summary["epsilon"] is None else f"{summary['delta']:g}"
+        start = run.against_start.replace(" than its start", "")  # the head of the column says that
         of = f"{summary['cohort']:,} of {summary['population']:,}"
         size = [f"{summary['steps']:,}", f"{summary['seconds']:.4g}", str(summary["seed"])]
-        before, after = map(
-            _plain_cells,
-            (
-                [*([] if one else [in_words(run.metric)]), value, between],
-                [run.against_start, epsilon, delta, of, *size],
-            ),
-        )
-        inner = f"{before}<td>{_whisker(run, low, high)}</td>{after}"
+        before = _plain_cells([*([] if one else [in_words(run.metric)]), value, between])
+        before += f"<td class={run.strength}>{html.escape(epsilon)}</td>{_plain_cells([run.delta_shown])}"
+        inner = f"{before}<td>{_whisker(run, low, high)}</td>{_plain_cells([start, of, *size])}"
         rows.append(f"<tr class=c{place % 8}><th scope=row>{_DOT}{html.escape(run.name)}</th>{inner}</tr>")
     heads = (
-        "run", *(metrics if one else ("metric", "value")), "95 % interval", "", "against its start", "epsilon", "delta",
+        "run", *(metrics if one else ("metric", "value")), "95 % interval", "epsilon", "delta", "", "against its start",
         "cohort", "steps", "seconds", "seed",
     )  # fmt: skip
     top = "".join(f"<th scope=col>{head}</th>" for head in heads)
@@ -94,8 +97,13 @@ def _over_seeds(found: Comparison) -> list[str]:
     for group in found.groups:
         value, between, epsilon = group.shown
         seeds = ", ".join(str(run.recipe.run.seed) for run in group.runs)
-        rows.append([group.name, in_words(group.metric), (group.value or 0.0, value), between, seeds, epsilon])
-    heads = ["recipe", "metric", "mean", "95 % interval", "seeds", "epsilon"]
+        rows.append(
+            [
+                group.name, in_words(group.metric), (group.value or 0.0, value), between, seeds,
+                (math.inf if group.epsilon is None else group.epsilon, epsilon, group.strength), group.delta_shown,
+            ]
+        )  # fmt: skip
+    heads = ["recipe", "metric", "mean", "95 % interval", "seeds", "epsilon", "delta"]
     return [
         "<p class=soft>Runs that differ in nothing but their seed are one recipe. Intervals are Student's, over seeds: "
         "what another seed would give.</p>",

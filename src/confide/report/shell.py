@@ -50,8 +50,8 @@ def facts(rows: Iterable[tuple[str, str]]) -> str:
     return f"<table class=facts><tbody>{body}</tbody></table>"
 
 
-Cell = str | tuple[float, str]
-"""Text, or a number with how it is shown: numbers sort as numbers."""
+Cell = str | tuple[float, str] | tuple[float, str, str]
+"""Text, or a number with how it is shown, and perhaps a word of the scale of epsilon: numbers sort as numbers."""
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[Cell]], sortable: bool = True) -> str:
@@ -70,5 +70,6 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[Cell]], sortable: bool =
 
 def _cell(cell: Cell) -> str:
     if isinstance(cell, tuple):
-        return f"<td class=n data-v={cell[0]!r}>{html.escape(cell[1])}</td>"
+        kind = f"'n {cell[2]}'" if len(cell) == 3 else "n"
+        return f"<td class={kind} data-v={cell[0]!r}>{html.escape(cell[1])}</td>"
     return f"<td>{html.escape(cell)}</td>"

@@ -20,7 +20,7 @@ from typing import Any
 from confide.encoders import presets
 from confide.errors import UserError
 from confide.files import write_atomically
-from confide.privacy.accountant import shown
+from confide.privacy.accountant import rated
 from confide.recipe import Recipe, load
 from confide.report.shell import document
 from confide.reproduce.frontier import Frontier, Spot, page_parts, spot_of_run
@@ -73,7 +73,7 @@ class Demo:
         cells = [
             {
                 "": row.name, "word error rate, %": f"{row.wer:.1f}", "character error rate, %": f"{row.cer:.1f}",
-                "epsilon as trained": "none" if row.epsilon is None else shown(row.epsilon),
+                "epsilon as trained": "none" if row.epsilon is None else rated(row.epsilon, row.delta, row.people),
                 "delta": "" if row.epsilon is None else f"{row.delta:g}", "people": f"{row.people:,}",
             }
             for row in self.rows

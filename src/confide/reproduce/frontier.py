@@ -28,7 +28,7 @@ from confide.errors import UserError
 from confide.federated.items import in_words
 from confide.files import write_atomically
 from confide.privacy import planner
-from confide.privacy.accountant import shown
+from confide.privacy.accountant import rated, shown, strength
 from confide.recipe import Recipe
 from confide.report.charts import Chart, Line
 from confide.report.shell import Cell, document, table
@@ -65,6 +65,11 @@ class Spot:
     @property
     def value(self) -> float:
         return mean(self.values)
+
+    @property
+    def rated(self) -> str:
+        """Its epsilon with its word."""
+        return "no privacy" if self.epsilon is None else rated(self.epsilon, self.delta, self.population)
 
     @property
     def noise(self) -> float:
@@ -117,7 +122,7 @@ class Frontier:
         """The measured spots as a table, for a terminal."""
         rows = [
             {
-                "recipe": spot.recipe, "epsilon": "no privacy" if spot.epsilon is None else shown(spot.epsilon),
+                "recipe": spot.recipe, "epsilon": spot.rated,
                 "delta": "" if spot.epsilon is None else f"{spot.delta:g}", spot.metric: f"{spot.value:.2f}",
                 "runs": len(spot.values), "users": f"{spot.population:,}", "cohort": f"{spot.cohort:,}",
             }
@@ -165,14 +170,15 @@ def page_parts(frontier: Frontier) -> list[str]:
     """The figure with its sentence and table, as parts of a page."""
     rows: list[list[Cell]] = [
         [
-            spot.recipe, (spot.epsilon or math.inf, "no privacy" if spot.epsilon is None else shown(spot.epsilon)),
+            spot.recipe, (spot.epsilon or math.inf, spot.rated, strength(spot.epsilon, spot.delta, spot.population)),
+            "" if spot.epsilon is None else f"{spot.delta:g}",
             (spot.value, f"{spot.value:.4g}"), (len(spot.values), str(len(spot.values))),
             (spot.cohort, f"{spot.cohort:,}"), (spot.population, f"{spot.population:,}"),
         ]
         for spot in frontier.spots
     ]  # fmt: skip
     metric = frontier.spots[0].metric
-    heads = ["recipe", "epsilon as trained", in_words(metric), "runs", "cohort", "users"]
+    heads = ["recipe", "epsilon as trained", "delta", in_words(metric), "runs", "cohort", "users"]
     return [
         "<h1>What privacy costs</h1>",
         *(f"<p>{sentence}</p>" for sentence in sentences(frontier)),

@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 
 from confide.federated.intervals import Difference, difference, difference_of_means, holm, interval_of_mean
 from confide.federated.items import Items
-from confide.privacy.accountant import protection, shown
+from confide.privacy.accountant import Strength, protection, rated, strength
 from confide.recipe import Recipe
 from confide.runs.beginning import Beginning
 
@@ -48,16 +48,36 @@ class Side(Protocol):
         """None without a guarantee."""
         ...
 
+    @property
+    def terms(self) -> tuple[float | None, float | None, int]:
+        """Epsilon, delta and how many users there are: what the scale of words takes."""
+        ...
+
 
 class _Shown:
     @property
     def shown(self: Side) -> tuple[str, str, str]:
-        """The value, its interval and epsilon, as a table shows them."""
+        """The value, its interval and epsilon with its word, as a table shows them."""
         return (
             "not finite" if self.value is None else f"{self.value:.4g}",
             "" if self.interval is None else f"{self.interval[0]:.4g} to {self.interval[1]:.4g}",
-            "no guarantee" if self.epsilon is None else shown(self.epsilon),
+            rated(*self.terms),
         )
+
+    @property
+    def strength(self: Side) -> Strength:
+        return strength(*self.terms)
+
+    @property
+    def protection(self: Side) -> str:
+        """Its epsilon on the scale of words."""
+        return protection(*self.terms)
+
+    @property
+    def delta_shown(self: Side) -> str:
+        """Empty without a guarantee."""
+        epsilon, delta, _ = self.terms
+        return "" if epsilon is None or delta is None else f"{delta:g}"
 
 
 @dataclass(frozen=True)
@@ -98,9 +118,8 @@ class ComparedRun(_Shown):
         return "where it began was not recorded" if self.beginning is None else self.beginning.said(self.value)
 
     @property
-    def protection(self) -> str:
-        """Its epsilon on the scale of words."""
-        return protection(*(self.summary[name] for name in ("epsilon", "delta", "population")))
+    def terms(self) -> tuple[float | None, float | None, int]:
+        return self.summary["epsilon"], self.summary["delta"], self.summary["population"]
 
     @property
     def test(self) -> object:
@@ -143,6 +162,13 @@ class Group(_Shown):
     def epsilon(self) -> float | None:
         spent = [run.epsilon for run in self.runs]
         return None if None in spent else max(each for each in spent if each is not None)
+
+    @property
+    def terms(self) -> tuple[float | None, float | None, int]:
+        """As of the seed that protects least."""
+        deltas = [run.summary["delta"] for run in self.runs if run.summary["delta"] is not None]
+        most = max(run.summary["population"] for run in self.runs)
+        return self.epsilon, max(deltas, default=None), most
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -17,7 +17,7 @@ from confide.build import make_task
 from confide.errors import UserError
 from confide.federated import items as scores
 from confide.federated.intervals import LEVEL, interval
-from confide.federated.items import Items
+from confide.federated.items import Items, in_words
 from confide.privacy.accountant import shown
 from confide.recipe import Recipe
 from confide.runs import beginning
@@ -84,6 +84,11 @@ class Comparison:
         way, gap = self.sides[pair.first].better, pair.difference.value
         return None if way is None or gap == 0 or not pair.real else (gap > 0) == (way == "higher")
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The notes that nobody should miss; they come first."""
+        return tuple(note for note in self.notes if note.startswith("warning: "))
+
     def to_json(self) -> dict[str, Any]:
         return {
             "runs": [
@@ -127,7 +132,8 @@ def compare(folders: Sequence[Path], by_recipe: bool = False) -> Comparison:
     sides: Sequence[Side] = groups or found
     pairs = pairs_of_groups(groups) if groups else pairs_of_runs(found)
     notes += _explain_groups(groups, pairs) if groups else _explain_incomparable(found)
-    notes += _units_of(found) + _unequal_epsilons(sides) + _stopped_early(found)
+    notes[:0] = _unequal_epsilons(sides) + _stopped_early(found)
+    notes += _units_of(found)
     if pairs and groups:
         notes.append("judged are recipes over their seeds, on these test people or items: others are another question")
     elif pairs:
@@ -191,7 +197,7 @@ def _unequal_epsilons(found: Sequence[Side]) -> list[str]:
     known = [value for value in spent.values() if value is not None]
     if not known or (len(known) == len(spent) and max(known) <= 1.05 * min(known)):
         return []
-    listed = ", ".join(f"{name} {'none' if value is None else shown(value)}" for name, value in spent.items())
+    listed = "; ".join(f"{name}: {'none' if value is None else shown(value)}" for name, value in spent.items())
     return [f"warning: these spent unlike epsilons ({listed}): what is better may have paid with its users' privacy"]
 
 
@@ -230,7 +236,9 @@ def _explain_incomparable(found: Sequence[ComparedRun]) -> list[str]:
             tests.setdefault((run.items.metric, run.items.test), []).append(run.name)
     if len(tests) < 2:
         return []
-    sets = "; ".join(f"{', '.join(names)} ({metric}, test set {test})" for (metric, test), names in tests.items())
+    sets = "; ".join(
+        f"{', '.join(names)} ({in_words(metric)}, test set {test})" for (metric, test), names in tests.items()
+    )
     return [f"not comparable, because their test sets or metrics differ: {sets}"]
 
 
