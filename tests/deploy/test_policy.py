@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,14 @@ from confide.deploy.refusals import RefusedByClient
 from confide.deploy.remote import JOIN, TRAIN
 from confide.errors import UserError
 from confide.federated.parameters import Layout
+from confide.privacy.accountant import epsilon
 from confide.privacy.budget import Budget
 from confide.privacy.events import Event
 from confide.privacy.plan import Plan
 from confide.privacy.trust.own_noise import Spent
 from confide.privacy.trust.roster import Roster
 from confide.recipe import load
+from confide.speech.model import ModelSettings, parameter_shapes
 from support.rehearsal import lenient
 
 STRICT: dict[str, Any] = {"trust": "local", "epsilon_round": 1.0, "epsilon": 8.0, "rehearsal": False}
@@ -131,7 +134,9 @@ def test_a_lying_number_of_users_does_not_lower_the_noise(tiny: str, tmp_path: P
         assert joined(tiny, tmp_path, sets, claim, **policy)[0]["refuses"] == refusals.POPULATION
     # An answer's cost does not rest on amplification, which the claim would enter.
     floor = policy | {"epsilon_round": 1.0}
-    assert joined(tiny, tmp_path, sets, 20, **floor)[0]["refuses"] == refusals.ROUND
+    wanted, strict = load(tiny, sets), lenient(tmp_path, **floor)
+    client = TrainingClient(wanted, make_task(wanted.task, 0), [0], strict, lambda text: None, lambda: Roster({}))
+    assert client.answer(JOIN, question(client, population=20)).facts["refuses"] == refusals.ROUND
 
 
 def test_a_number_of_users_that_changes_in_a_run_is_refused(tiny: str, tmp_path: Path) -> None:
@@ -299,3 +304,59 @@ def test_a_step_beyond_the_run_is_refused(tiny: str, tmp_path: Path) -> None:
     for step in (6, -1, 10**12, True, "0", None):
         with pytest.raises(RefusedByClient, match="asks for step"):
             client.answer(TRAIN, question(client, step))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("sets", "policy", "claim", "code"),
+    [
+        (["task.dimension=1000000000"], {}, 12, refusals.RECIPE),
+        (["task.users=90000", "task.dimension=9000", "task.rank=1"], {}, 12, refusals.RECIPE),
+        (["run.steps=2000000000"], {}, 12, refusals.RECIPE),
+        ([], {"most_numbers": 100}, 12, refusals.RECIPE),
+        ([], {"trust": "local"}, 12, refusals.TRUST),
+        ([], {"rehearsal": False}, 12, refusals.REHEARSAL),
+        (["privacy={mechanism: none}"], {"rehearsal": False}, 12, refusals.REHEARSAL),
+        (["privacy.trust=distributed", "privacy.source=system"], {"rehearsal": False}, 12, refusals.ROSTER),
+        ([], {}, 2**40, refusals.POPULATION),
+    ],
+)  # fmt: skip
+def test_nothing_is_made_of_a_recipe_before_it_was_judged(
+    sets: list[str], policy: dict[str, Any], claim: int, code: str, tiny: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Sixty million numbers once cost half a gigabyte before a word of refusal, and two billion the client."""
+    wanted, said = load(tiny, sets), list[str]()
+    monkeypatch.setattr("confide.deploy.deployment.make_task", lambda *_: pytest.fail("a task was made"))
+    client = Client(lenient(tmp_path / "state", **policy), [0], say=said.append)
+    answer = client.answer(JOIN, Parcel({"told": wanted.model_dump_json(), "population": claim}))
+    assert answer.facts["refuses"] == code
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("recipe", ["convex/digits", "speech/words/private", "retrieval/sms-private"])
+def test_the_usual_policy_takes_every_size_that_is_shipped(recipe: str) -> None:
+    assert load(recipe).task.size < 500_000_000
+
+
+@pytest.mark.parametrize("kind", ["convex/quadratics", "bench/mlp", "bench/speech", "bench/states", "bench/queries"])
+def test_a_task_says_before_it_is_made_how_many_numbers_its_model_has_at_least(kind: str) -> None:
+    wanted = load(
+        "convex/quadratics",
+        [f"task={{kind: {kind}}}", "sampling={kind: poisson, cohort: 2}", "privacy={mechanism: none}"],
+    ).task
+    assert Layout.of(make_task(wanted, 0).initial_parameters()).size <= wanted.size
+
+
+def test_a_speech_model_says_before_it_is_made_how_many_numbers_it_has() -> None:
+    model = ModelSettings.model_validate({"preset": "baseline"})
+    size = sum(math.prod(shape) for shape in parameter_shapes(model).values())
+    assert model.size == pytest.approx(size, rel=0.01)
+
+
+def test_what_many_answers_cost_takes_no_memory_for_each(tiny: str, tmp_path: Path) -> None:
+    """A list of two billion events is 16 GB."""
+    wanted = load(tiny, PRIVATE)
+    layout = Layout.of(make_task(wanted.task, 0).initial_parameters())
+    request = judge(lenient(tmp_path), wanted, 12, layout)
+    assert request.cost(100, 1e-5) == pytest.approx(epsilon([request.event] * 100, 1e-5, "pld"))  # type: ignore[list-item]
+    assert request.cost(2 * 10**9, 1e-5) > request.cost(100, 1e-5)

@@ -47,6 +47,10 @@ class LogisticSettings(TaskSection):
         return self.users
 
     @property
+    def size(self) -> int:
+        return self.users * self.shards_per_user
+
+    @property
     def unit(self) -> Unit:
         return Unit(name="simulated client with rows of a public data set", person=False, origin="made-up")
 

@@ -39,6 +39,10 @@ class QuadraticSettings(TaskSection):
         return self.users
 
     @property
+    def size(self) -> int:
+        return self.users * self.dimension * (self.rank + 1)
+
+    @property
     def unit(self) -> Unit:
         return MADE_UP
 

@@ -18,6 +18,7 @@ from confide.build import RemoteEngine, make_task
 from confide.deploy import keys, refusals
 from confide.deploy.address import Access, Address
 from confide.deploy.client import OwnData, Population, TrainingClient
+from confide.deploy.judge import look_ahead
 from confide.deploy.link import Link, NodeId
 from confide.deploy.masked import Masked
 from confide.deploy.metrics import Meter, watched
@@ -223,7 +224,7 @@ class Client:
     def answer(self, kind: str, parcel: Parcel) -> Parcel:
         if kind == JOIN and not self.own and parcel.facts.get("told") != self.told:
             try:
-                self._learn(parcel.facts.get("told"))
+                self._learn(parcel.facts.get("told"), parcel.facts.get("population"))
             except RefusedByClient as refused:
                 self.say(str(refused))
                 return Parcel({"users": self.users, "refuses": refused.code})
@@ -231,10 +232,11 @@ class Client:
             raise RefusedByClient(refusals.JOIN_FIRST, "the server asks for an answer before it has told a recipe")
         return self.member.answer(kind, parcel)
 
-    def _learn(self, told: object) -> None:
-        """Make a run of what the server tells."""
+    def _learn(self, told: object, population: object) -> None:
+        """Make a run of what the server tells, if the policy has nothing against what it says."""
         self.member = None
         wanted = told_recipe(told, self.policy)
+        look_ahead(self.policy, wanted, population, self.roster())
         try:
             self.member = self._member(wanted)
         except RefusedByClient:

@@ -15,6 +15,7 @@ policy's own bounds on the population and on z hold.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -34,6 +35,10 @@ from confide.privacy.plan import Plan, make_plan
 from confide.privacy.trust.roster import UNSIGNED, Roster
 from confide.privacy.trust.server_view import HONEST
 from confide.recipe import Recipe
+
+_NOTHING = "the run has no guarantee at all, which is for rehearsals"
+MOST_STEPS = 1_000_000
+"""Central steps of a run that a client works out."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ class Request:
         if self.event is None:
             return math.inf
         charges = min(answers, 1) if self.event.whole_run else answers
-        return epsilon([self.event] * charges, delta, "rdp" if self.event.sampler == "fixed" else "pld")
+        return epsilon(Counter({self.event: charges}), delta, "rdp" if self.event.sampler == "fixed" else "pld")
 
     def lines(self, delta: float) -> list[str]:
         """Say to the owner what is asked for."""
@@ -83,8 +88,36 @@ class Request:
         return said
 
 
+def look_ahead(policy: Policy, recipe: Recipe, population: object, roster: Roster = UNSIGNED) -> None:
+    """Refuse what can be refused before anything is made of a recipe: no task, no data, no model."""
+    _check_sizes(policy, recipe, population)
+    if recipe.task.size > policy.most_numbers:
+        raise RefusedByClient(
+            refusals.RECIPE,
+            f"the model (and made-up data) of the server's recipe have about {recipe.task.size:.3g} numbers, above "
+            f"the policy's most_numbers: {policy.most_numbers}",
+        )
+    problems = list(_problems_ahead(policy, recipe, roster))
+    if problems:
+        raise RefusedByClient(problems[0][0], "\n".join(f"refused: {text}" for _, text in problems))
+
+
 def judge(policy: Policy, recipe: Recipe, population: object, layout: Layout, roster: Roster = UNSIGNED) -> Request:
     """Work out what is asked for, and refuse what is below the policy."""
+    users = _check_sizes(policy, recipe, population)
+    try:
+        request = _request(recipe, users, layout)
+    except UserError as error:
+        raise RefusedByClient(refusals.RECIPE, f"no run can be made of what the server asks for: {error}") from None
+    problems = [*_problems_ahead(policy, recipe, roster), *_problems(policy, request)]
+    if problems:
+        said = "\n".join([*request.lines(policy.delta), *(f"refused: {text}" for _, text in problems)])
+        raise RefusedByClient(problems[0][0], said)
+    return request
+
+
+def _check_sizes(policy: Policy, recipe: Recipe, population: object) -> int:
+    """Refuse what is too large to work out; the number of users that is believed."""
     believed = policy.population
     if type(population) is not int or not believed.least <= population <= believed.most:
         raise RefusedByClient(
@@ -92,19 +125,9 @@ def judge(policy: Policy, recipe: Recipe, population: object, layout: Layout, ro
             f"the server speaks of {population!r:.40} users; this client's policy believes in {believed.least} to "
             f"{believed.most}",
         )
-    try:
-        request = _request(recipe, population, layout)
-    except UserError as error:
-        raise RefusedByClient(refusals.RECIPE, f"no run can be made of what the server asks for: {error}") from None
-    problems = list(_problems(policy, request))
-    if recipe.privacy.trust == "distributed" and not roster.signed and not policy.rehearsal:
-        problems.append(
-            (refusals.ROSTER, "the policy names no `roster`, without which the server could pose as all other clients")
-        )
-    if problems:
-        said = "\n".join([*request.lines(policy.delta), *(f"refused: {text}" for _, text in problems)])
-        raise RefusedByClient(problems[0][0], said)
-    return request
+    if recipe.run.steps > MOST_STEPS:
+        raise RefusedByClient(refusals.RECIPE, f"the server asks for {recipe.run.steps} steps, above {MOST_STEPS}")
+    return population
 
 
 def _request(recipe: Recipe, population: int, layout: Layout) -> Request:
@@ -131,18 +154,29 @@ def own_event(event: Event) -> Event:
     )  # fmt: skip
 
 
-def _problems(policy: Policy, request: Request) -> Iterator[tuple[str, str]]:
-    """Give a code and a sentence for everything that is below the policy."""
-    privacy, least = request.recipe.privacy, policy.noise_multiplier
+def _problems_ahead(policy: Policy, recipe: Recipe, roster: Roster) -> Iterator[tuple[str, str]]:
+    """Give a code and a sentence for what is below the policy by the recipe's own words."""
+    privacy = recipe.privacy
     if TRUSTS.index(privacy.trust) < TRUSTS.index(policy.trust):
         relied = ": this client would add no noise, and rely on the server to" if privacy.trust == "central" else ""
         yield refusals.TRUST, f"trust {privacy.trust} is less than the policy's trust {policy.trust}{relied}"
-    if request.event is None:
-        if not policy.rehearsal:
-            yield refusals.REHEARSAL, "the run has no guarantee at all, which is for rehearsals"
-        return
-    if privacy.source == "seeded" and not policy.rehearsal:
+    if privacy.mechanism != "none" and privacy.source == "seeded" and not policy.rehearsal:
         yield refusals.REHEARSAL, "privacy.source=seeded: the server knows the seed and can take the noise off again"
+    if privacy.mechanism == "none" and not policy.rehearsal:
+        yield refusals.REHEARSAL, _NOTHING
+    if privacy.trust == "distributed" and not roster.signed and not policy.rehearsal:
+        yield (
+            refusals.ROSTER, "the policy names no `roster`, without which the server could pose as all other clients",
+        )  # fmt: skip
+
+
+def _problems(policy: Policy, request: Request) -> Iterator[tuple[str, str]]:
+    """Give a code and a sentence for what is below the policy by what it would cost."""
+    least = policy.noise_multiplier
+    if request.event is None:
+        if not policy.rehearsal and request.recipe.privacy.mechanism != "none":
+            yield refusals.REHEARSAL, _NOTHING
+        return
     if least is not None and request.multiplier < least:
         yield refusals.NOISE, f"noise multiplier {request.multiplier:.4g} is below the policy's {least:.4g}"
     one = request.cost(1, policy.delta)

@@ -69,6 +69,9 @@ class Policy(Section):
     epsilon: float = Field(gt=0, allow_inf_nan=False, description="the largest epsilon of all answers together")
     delta: float = Field(gt=0, lt=1, description="delta of both epsilons")
     population: Believed
+    most_numbers: int = Field(
+        500_000_000, ge=1, description="a model that is larger, with the made-up data of a rehearsal, is never made"
+    )
     rehearsal: bool = Field(False, description="whether seeded noise, and none, are accepted: not with private data")
 
     def resolved(self, folder: Path) -> Policy:
@@ -228,6 +231,9 @@ delta: 1.0e-6
 # How many users you believe there can be. Where the noise is made for a target epsilon, a server that claims more users
 # than there are would get less of it.
 population: {{least: 2, most: 10000}}
+
+# A server may not have this client make a larger model than of so many numbers (4 bytes each, several times over).
+most_numbers: 500000000
 
 # Whether it takes part in runs with seeded noise (the server could subtract it) or with none. Only for data that are
 # not private.

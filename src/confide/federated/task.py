@@ -181,6 +181,9 @@ class BasicTask:
         return None
 
 
+WIDE = 8192
+
+
 class TaskSection(Section, ABC):
     """The base of a task's section in a recipe."""
 
@@ -197,6 +200,15 @@ class TaskSection(Section, ABC):
     def unit(self) -> Unit:
         """What one user is."""
         return Unit(name="owner of data, as the task's own code has it", person=False, origin="found")
+
+    @property
+    def size(self) -> int:
+        """About how many numbers its model and its made-up data have: what a client looks at before it makes them.
+
+        What lies on disk (a data set, a frozen encoder) does not count; of an encoder that is not loaded, a vector has
+        `WIDE` numbers.
+        """
+        return 0
 
     def held_out(self, percent: int) -> dict[str, Any] | None:
         """What to change, to choose settings by: so many percent of the training people (or examples) are evaluated.

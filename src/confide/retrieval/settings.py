@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from confide.encoders.encoder import EncoderSettings
-from confide.federated.task import Task, TaskSection
+from confide.federated.task import WIDE, Task, TaskSection
 from confide.retrieval.corpora import DataSettings
 from confide.retrieval.embedded import EmbeddedSettings
 from confide.retrieval.experts import ExpertsSettings
@@ -55,6 +55,13 @@ class RetrievalSettings(TaskSection):
     def population(self) -> int | None:
         """How many clients there are, where that is known before the data are read."""
         return None if isinstance(self.clients, ColumnSplit) else self.clients.clients
+
+    @property
+    def size(self) -> int:
+        layers = [self.head.pre_classifier or 0]
+        if self.experts is not None:
+            layers += [self.experts.clusters or 0, self.experts.gate_rank or 0]
+        return sum(layers) * WIDE
 
     @property
     def unit(self) -> Unit:

@@ -26,6 +26,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from confide.federated.taps import Derived, add_linear, layer_norm, linear
+from confide.federated.task import WIDE
 from confide.settings import Section
 from confide.speech.pretrained import PretrainedSettings
 
@@ -43,6 +44,10 @@ PRESETS: dict[str, dict[str, float]] = {
     "wide": {**_PAPER, "width": 1024, "mlp": 4096},  # 454M
     "deep": {**_PAPER, "layers": 72},  # 511M
 }
+
+
+_MATRICES = 400
+"""In a large encoder, each with two low-rank factors."""
 
 
 class ModelSettings(Section):
@@ -86,6 +91,14 @@ class ModelSettings(Section):
         if self.kernel < self.stride:
             raise ValueError(f"kernel={self.kernel} is below stride={self.stride}: frames would be skipped unseen")
         return self
+
+    @property
+    def size(self) -> int:
+        """About how many numbers a model has (`TaskSection.size`)."""
+        if self.encoder is not None:
+            return WIDE * ((self.encoder.hidden or 0) + _MATRICES * self.encoder.rank)
+        blocks = self.layers * self.width * (4 * self.width + 2 * self.mlp + 4)
+        return blocks + self.width * (2 * self.kernel * self.mels + self.tokens)
 
     def _changed(self) -> list[str]:
         """Fields beside the encoder that are not what an empty section has."""

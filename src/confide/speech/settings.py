@@ -47,6 +47,10 @@ class SpeechSettings(TaskSection):
     cache: LocalPath | None = Field(None, description="where features are kept; none: the user's cache folder")
 
     @property
+    def size(self) -> int:
+        return self.model.size + self.features.mels * self.features.fft
+
+    @property
     def unit(self) -> Unit:
         made_up = {"synthetic": "synthetic voice", "population": "simulated speaker"}
         if self.corpus.kind in made_up:

@@ -39,6 +39,10 @@ class StatesSettings(TaskSection):
         return self.users
 
     @property
+    def size(self) -> int:
+        return self.distinct * self.utterances * (self.frames * self.width + self.labels) + TOKENS * self.width
+
+    @property
     def unit(self) -> Unit:
         return MADE_UP
 
@@ -112,6 +116,10 @@ class QueriesSettings(TaskSection):
     @property
     def population(self) -> int:
         return self.users
+
+    @property
+    def size(self) -> int:
+        return (self.users + self.documents) * self.width
 
     @property
     def unit(self) -> Unit:

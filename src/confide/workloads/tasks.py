@@ -50,6 +50,10 @@ class MlpSettings(TaskSection):
         return self.users
 
     @property
+    def size(self) -> int:
+        return self.distinct * self.examples * self.width + self.hidden * (self.width + self.classes)
+
+    @property
     def unit(self) -> Unit:
         return MADE_UP
 
@@ -122,6 +126,11 @@ class SpeechClientSettings(TaskSection):
         return self.users
 
     @property
+    def size(self) -> int:
+        data = self.users * self.utterances * (80 * self.frames + self.labels)
+        return data + self.width * (12 * self.layers * self.width + TOKENS)
+
+    @property
     def unit(self) -> Unit:
         return MADE_UP
 
@@ -179,6 +188,10 @@ class VectorSettings(TaskSection):
     @property
     def population(self) -> int:
         return self.users
+
+    @property
+    def size(self) -> int:
+        return self.parameters + self.tensors
 
     @property
     def unit(self) -> Unit:
