@@ -37,6 +37,7 @@ DIGESTS = {
     "speech/an4/voices": "b80e5943be012798",
     "speech/digits/federated": "293ea9496ea6e0ca",
     "speech/digits/pretrained": "6dc77f41a52aa842",
+    "speech/digits/private": "445e4b8b62776ab1",
     "speech/digits/seed": "2b1724bcd736ffba",
     "speech/embedded/federated": "1e275d8bd00c2d7a",
     "speech/embedded/seed": "88b9aaf38b4b50bb",
