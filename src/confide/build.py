@@ -23,7 +23,7 @@ from confide.errors import UserError
 from confide.federated.bounding import bounder
 from confide.federated.bounds import bounds_for
 from confide.federated.central import CentralStep
-from confide.federated.cohort import PartTrainer, part_size
+from confide.federated.cohort import PartTrainer, kernels, part_size
 from confide.federated.final import FinalModel
 from confide.federated.measures import Measures
 from confide.federated.parameters import Layout, flatten
@@ -100,7 +100,8 @@ def make_loop(
         follows=bounds.follows, counters=bounds.counters, count_noise=bounds.count_noise,
         names=layout.names, sizes=layout.sizes,
     )  # fmt: skip
-    engine = _engine(recipe, task, plan, layout, like, workers, here, remote)
+    compiled = "none" if remote is not None else kernels(task, recipe.local, layout)
+    engine = _engine(recipe, task, plan, layout, like, workers, here, remote, compiled)
     try:
         header = ledger_header(recipe, plan, task, secret(), deployed=remote is not None)
         ledger = Ledger.create(None, header) if open_ledger is None else open_ledger(header)
@@ -113,7 +114,7 @@ def make_loop(
     return Loop(
         recipe, task, layout, plan, bounds, measures, engine, CentralStep(recipe.central, layout),
         FinalModel(recipe.final, recipe.run.steps, recipe.run.seed), Probe(layout, recipe.is_evaluated), ledger,
-        environment() + mark, torch.empty_like(like),
+        environment(compiled) + mark, torch.empty_like(like), compiled,
     )  # fmt: skip
 
 
@@ -194,7 +195,7 @@ def code_digests(recipe: Recipe) -> dict[str, str]:
 
 def _engine(
     recipe: Recipe, task: Task, plan: Plan, layout: Layout, like: Tensor, workers: int, here: Place | None,
-    remote: RemoteEngine | None,
+    remote: RemoteEngine | None, compiled: str,
 ) -> Engine:  # fmt: skip
     if remote is not None:
         return remote(recipe, task, plan)
@@ -202,7 +203,7 @@ def _engine(
     if workers > 1:
         getattr(task, "states", None)  # made here, once: every worker finds them in the cache
         size, costs = part_size(task, recipe.local, layout), expected_costs(task, recipe.local)
-        return Processes(partial(make_trainer_from, text), workers, like, size, costs)
+        return Processes(partial(make_trainer_from, text), workers, like, size, costs, compiled)
     trainer = _part_trainer(recipe, task, layout, plan.weights, like.to(where))
     if here is not None:
         return Distributed(text, trainer, here)

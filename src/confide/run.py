@@ -69,6 +69,8 @@ class Loop:
     environment: str
     """What a step's bytes depend on beside the recipe; where they cannot be repeated, this process alone."""
     total: Tensor  # (parameters,) the cohort's sum, and then the pseudo-gradient, made once
+    kernels: str = "none"
+    """Which compiled kernels users are trained with."""
 
     def start(self) -> State:
         start = self.task.starting_parameters()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from confide import kernels
 from confide.engines import environment as module
 from confide.engines.environment import environment, software
 
@@ -43,6 +44,13 @@ def test_what_decides_the_bits_changes_the_key(change: Callable[[Patch], None], 
     assert software() != before[1]
 
 
+def test_a_compiled_kernel_changes_the_key_and_so_does_another_one() -> None:
+    """A step that was made with a kernel does not repeat itself without it, or with one of other source."""
+    states = ["none", "head plain", "head 0123456789abcdef", "head fedcba9876543210"]
+    assert len({environment(each) for each in states}) == len({software(each) for each in states}) == 4
+    assert environment() == environment("none")
+
+
 def test_the_digest_of_the_code_follows_every_file_of_the_package(monkeypatch: Patch, tmp_path: Path) -> None:
     """A changed line anywhere in it may change the bits of a step."""
     for name in ("engines/environment.py", "federated/local.py"):
@@ -61,7 +69,7 @@ def test_another_processor_changes_the_key_but_ranks_may_differ_in_it(monkeypatc
     for model, speed in [("1", "2000"), ("1", "3000"), ("2", "2000")]:
         file = tmp_path / "cpuinfo"
         file.write_text(f"vendor_id : Some\nmodel : {model}\ncpu MHz : {speed}\nflags : avx2\n\nprocessor : 1\n")
-        monkeypatch.setattr(module, "_CPUINFO", file)
+        monkeypatch.setattr(kernels, "_CPUINFO", file)
         keys.add(environment())
         ranks.add(software())
     assert len(keys) == 2, "the clock's speed changes nothing"
@@ -70,5 +78,5 @@ def test_another_processor_changes_the_key_but_ranks_may_differ_in_it(monkeypatc
 
 def test_a_machine_without_a_list_of_processors_has_a_key(monkeypatch: Patch, tmp_path: Path) -> None:
     here = environment()
-    monkeypatch.setattr(module, "_CPUINFO", tmp_path / "none")
+    monkeypatch.setattr(kernels, "_CPUINFO", tmp_path / "none")
     assert environment() != here

@@ -17,9 +17,10 @@ from confide.federated.bounding import Bounding, bounder
 from confide.federated.chain import Activation, Affine, Chain, Ranks, ranks_of
 from confide.federated.cohort import PartTrainer, part_size
 from confide.federated.local import LocalTraining, PlainTrainer
-from confide.federated.low_rank import LowRankTrainer, inner_products
+from confide.federated.low_rank import LowRankTrainer, LowRankUpdates, inner_products
 from confide.federated.parameters import Layout, flatten
 from confide.federated.task import BasicTask
+from confide.kernels import kernel
 from confide.randomness import Addresses, generator
 
 
@@ -141,6 +142,107 @@ def test_in_single_precision_the_two_ways_agree_up_to_its_rounding() -> None:
     task.features, start = task.features.float(), task.initial_parameters
     task.initial_parameters = lambda: {n: p.float() for n, p in start().items()}  # type: ignore[method-assign]
     _compare(task, _local(epochs=1, batch_size=10), rtol=3e-4, dtype=torch.float32)
+
+
+def single(task: Layers) -> Layers:
+    """The same in single precision, which the compiled kernel takes."""
+    task.features, start = task.features.float(), task.initial_parameters
+    task.initial_parameters = lambda: {n: p.float() for n, p in start().items()}  # type: ignore[method-assign]
+    return task
+
+
+def updates_of(task: Layers, local: LocalTraining) -> list[tuple[np.ndarray, LowRankUpdates]]:
+    central, chain = flatten(task.initial_parameters()), task.chain()
+    layout = Layout.of(task.initial_parameters())
+    assert chain is not None
+    fast = LowRankTrainer(task, Ranks(chain, layout, local, task.examples), layout, seed=2)
+    return list(fast.updates(central, np.arange(len(task.examples)), 4))
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each group of users, whether the kernel trained it."""
+    if kernel("low_rank") is None:
+        pytest.skip("this machine cannot have the kernel")
+    seen, ask = list[bool](), LowRankTrainer._by_kernel
+
+    def asked(*given: Any) -> LowRankUpdates | None:
+        found = ask(*given)
+        seen.append(found is not None)
+        return found
+
+    monkeypatch.setattr(LowRankTrainer, "_by_kernel", asked)
+    return seen
+
+
+PLAIN_STEPS: list[dict[str, Any]] = [
+    {}, {"batch_size": 2}, {"epochs": 2, "batch_size": 3}, {"epochs": 2},
+    {"epochs": 1, "batch_size": 2, "divide_by_learning_rate": True},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", PLAIN_STEPS)
+@pytest.mark.parametrize(
+    ("sizes", "activation", "bias"),
+    [
+        ([30, 4], "none", True),
+        ([131, 17, 4], "relu", True),
+        ([784, 128, 10], "relu", True),
+        ([113, 33, 19, 5], "relu", False),
+        ([225, 16, 2], "none", True),
+    ],
+)
+def test_the_kernel_gives_what_torch_gives(
+    sizes: list[int], activation: Activation, bias: bool, changes: dict[str, Any], compiled: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    task, local = single(Layers([5, 3, 8, 1, 9], sizes, activation, bias)), _local(**changes)
+    found = updates_of(task, local)
+    assert compiled
+    assert all(compiled)
+    monkeypatch.setattr("confide.federated.low_rank.kernel", lambda _: None)
+    for (users, one), (others, other) in zip(found, updates_of(task, local), strict=True):
+        assert users.tolist() == others.tolist()
+        torch.testing.assert_close(one.norms, other.norms, rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(one.losses, other.losses, rtol=1e-5, atol=1e-6)
+        for mine, theirs in zip(one.factors, other.factors, strict=True):
+            for a, b in zip(mine, theirs, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5 * float(b.abs().max()) + 1e-8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "activation", "dtype"),
+    [
+        ({"proximal": 0.5, "batch_size": 2}, "relu", torch.float32),
+        ({"gradient_clip": 0.1}, "relu", torch.float32),
+        ({}, "tanh", torch.float32),
+        ({}, "relu", torch.float64),
+    ],
+)
+def test_what_the_kernel_does_not_know_is_left_to_torch(
+    changes: dict[str, Any], activation: Activation, dtype: torch.dtype, compiled: list[bool]
+) -> None:
+    task = Layers([5, 3], [60, 30, 5], activation)
+    updates_of(task if dtype == torch.float64 else single(task), _local(**changes))
+    assert compiled
+    assert not any(compiled)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 3e38])
+def test_in_the_kernel_too_a_user_of_any_numbers_changes_nobody_else(bad: float, compiled: list[bool]) -> None:
+    local = _local(epochs=1, batch_size=2)
+    ((_, clean),) = updates_of(single(Layers([4, 4, 4], [60, 30, 5])), local)
+    task = single(Layers([4, 4, 4], [60, 30, 5]))
+    task.features[5, 7] = bad
+    ((_, found),) = updates_of(task, local)
+    assert all(compiled)
+    assert torch.equal(found.norms[[0, 2]], clean.norms[[0, 2]])
+    assert not torch.isfinite(found.norms[1]).all()
+    used = torch.tensor([[1.0], [0.0], [1.0]], dtype=torch.float64).expand(-1, 4)
+    totals = torch.zeros(2, found.layout.size)
+    clean.weighted_sum(used, totals[0])
+    found.weighted_sum(used, totals[1])
+    assert torch.equal(totals[0], totals[1])
 
 
 @given(seed=st.integers(0, 10**6), scale=st.sampled_from([1e-8, 1.0, 1e6]), rows=st.integers(1, 12))

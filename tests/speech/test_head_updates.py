@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +14,7 @@ import confide.speech.head_updates
 from confide.federated.bounding import Bounding, bounder
 from confide.federated.local import LocalTraining
 from confide.federated.parameters import Layout
+from confide.kernels import kernel
 from confide.speech.head_updates import HeadUpdates, Scales, head_updates
 from confide.speech.model import ctc_loss
 from confide.speech.pretrained import head
@@ -100,3 +105,142 @@ def test_a_user_who_has_next_to_nothing_to_learn_spoils_nobodys_sum(tiny: float)
     root = 0.5**0.5
     torch.testing.assert_close(total[:4], torch.tensor([root, -root, 0.0, 1.0]), atol=1e-5, rtol=0.0)
     assert not total[4:].any()
+
+
+class Case:
+    """Some users of a head of any size, in single precision, as the kernel takes them."""
+
+    def __init__(self, width: int, tokens: int, lengths: list[list[int]], labels: int, seed: int = 0) -> None:
+        draw = torch.Generator().manual_seed(seed)
+        self.parameters = {
+            "head.weight": 0.3 * torch.randn(tokens, width, generator=draw),
+            "head.bias": torch.randn(tokens, generator=draw),
+        }
+        self.counts, scales = [len(own) for own in lengths], Scales()
+        drawn = [torch.randn(frames, width, generator=draw) for own in lengths for frames in own]
+        self.states = [own - 0.5 * own.mean(dim=1, keepdim=True) for own in drawn]  # nobody is little but a mean
+        self.targets = [torch.randint(1, tokens, (labels,), generator=draw) for _ in self.states]
+        places = np.cumsum([0, *self.counts])
+        owned = [self.states[begin:end] for begin, end in pairwise(places.tolist())]
+        self.scales = [scales.of(user, own) if own else torch.zeros(0, 2) for user, own in enumerate(owned)]
+
+    def updates(self) -> HeadUpdates:
+        local = LocalTraining(steps=1, learning_rate=1.0)
+        return head_updates(self.parameters, self.states, self.scales, self.targets, self.counts, local, 1.0)
+
+
+@pytest.fixture
+def by_arrays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many users each call of the plain path had."""
+    if kernel("head") is None:
+        pytest.skip("this machine cannot have the kernel")
+    seen, plain = list[int](), confide.speech.head_updates._by_arrays
+
+    def counted(*given: Any) -> Any:
+        seen.append(len(given[-1]))
+        return plain(*given)
+
+    monkeypatch.setattr(confide.speech.head_updates, "_by_arrays", counted)
+    return seen
+
+
+def plainly(case: Case) -> HeadUpdates:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(confide.speech.head_updates, "kernel", lambda name: None)
+        return case.updates()
+
+
+def assert_alike(found: HeadUpdates, wanted: HeadUpdates) -> None:
+    most = wanted.gradients.abs().amax(dim=1, keepdim=True).clamp(min=1e-30)
+    torch.testing.assert_close(found.gradients / most, wanted.gradients / most, rtol=0.0, atol=2e-5)
+    torch.testing.assert_close(found.norms, wanted.norms, rtol=2e-5, atol=1e-7)
+    torch.testing.assert_close(found.losses, wanted.losses, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [16, 48, 80, 384])
+@pytest.mark.parametrize("tokens", [2, 8, 29, 32, 33, 70])
+@pytest.mark.parametrize("labels", [0, 1, 3, 4, 20])
+def test_the_kernel_gives_what_arrays_give(width: int, tokens: int, labels: int, by_arrays: list[int]) -> None:
+    lengths = [[50, 41, 47], [64], [], [45, 46]]
+    case = Case(width, tokens, lengths, labels, seed=width + tokens + labels)
+    found = case.updates()
+    assert by_arrays == []
+    assert_alike(found, plainly(case))
+
+
+def test_the_kernel_knows_long_utterances_short_ones_and_repeats(by_arrays: list[int]) -> None:
+    case = Case(32, 12, [[1], [2, 3], [700], [1500, 5], [9, 8]], labels=1)
+    case.targets[3] = torch.randint(1, 12, (150,), generator=torch.Generator().manual_seed(3))
+    case.targets[4] = torch.tensor([3, 4, 4, 4, 5, 5])
+    found = case.updates()
+    assert by_arrays == []
+    assert_alike(found, plainly(case))
+    norm = torch.stack([Layout.of(case.parameters).norms(own) for own in found.gradients])
+    torch.testing.assert_close(found.norms, norm, rtol=1e-12, atol=0.0)
+
+
+def unlikely(case: Case) -> None:
+    case.parameters["head.bias"][int(case.targets[1][0])] = -500.0
+
+
+def far_from_zero(case: Case) -> None:
+    case.states[1] += 1000.0
+    case.scales[1] = Scales().of(1, [case.states[1]])
+
+
+def too_long(case: Case) -> None:
+    case.targets[1] = torch.ones(40, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("change", [unlikely, far_from_zero, too_long])
+def test_users_whom_the_kernel_is_not_sure_of_go_the_plain_way(
+    change: Callable[[Case], None], by_arrays: list[int]
+) -> None:
+    case = Case(48, 29, [[30], [31], [32]], labels=3)
+    case.targets[0] = case.targets[2] = torch.tensor([1, 2, 3])
+    case.targets[1] = torch.tensor([7, 8, 9])
+    change(case)
+    found = case.updates()
+    assert by_arrays == [1]
+    assert_alike(found, plainly(case))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e30])
+@pytest.mark.parametrize("frame", [0, 13, 30])
+def test_in_the_kernel_too_nobody_elses_update_is_changed(bad: float, frame: int, by_arrays: list[int]) -> None:
+    clean = Case(48, 29, [[30], [31], [32]], labels=3)
+    wanted = clean.updates()
+    spoilt = Case(48, 29, [[30], [31], [32]], labels=3)
+    spoilt.states[1][frame, 40] = bad
+    spoilt.scales[1] = Scales().of(1, [spoilt.states[1]])
+    found, plain = spoilt.updates(), plainly(spoilt)
+    for user in (0, 2):
+        assert torch.equal(found.gradients[user], wanted.gradients[user])
+        assert torch.equal(found.norms[user], wanted.norms[user])
+    assert torch.isfinite(found.norms[1]).all() == torch.isfinite(plain.norms[1]).all()
+    assert torch.isfinite(found.losses[1]) == torch.isfinite(plain.losses[1])
+
+
+@pytest.mark.parametrize("where", ["head.weight", "head.bias"])
+def test_a_model_that_is_not_finite_has_no_finite_update(where: str, by_arrays: list[int]) -> None:
+    case = Case(48, 29, [[30], [31]], labels=3)
+    case.parameters[where].view(-1)[5] = float("nan")
+    assert not torch.isfinite(case.updates().norms).all(dim=1).any()
+
+
+@pytest.mark.parametrize("change", ["double precision", "an odd width", "a hidden layer", "a label beyond the tokens"])
+def test_what_the_kernel_does_not_know_goes_the_plain_way(change: str, by_arrays: list[int]) -> None:
+    case = Case(40 if change == "an odd width" else 48, 29, [[30], [31, 32]], labels=3)
+    if change == "double precision":
+        case.parameters = {name: value.double() for name, value in case.parameters.items()}
+        case.states, case.scales = ([own.double() for own in some] for some in (case.states, case.scales))
+    if change == "a hidden layer":
+        hidden = {"hidden.weight": torch.randn(16, 48), "hidden.bias": torch.zeros(16)}
+        case.parameters = hidden | {"head.weight": torch.randn(29, 16), "head.bias": torch.zeros(29)}
+    if change == "a label beyond the tokens":
+        case.targets[0][1] = 29
+        with pytest.raises((RuntimeError, IndexError)):
+            case.updates()
+        return
+    case.updates()
+    assert by_arrays == [2]

@@ -46,7 +46,7 @@ def list_(place: Place = None, as_json: Json = False) -> None:
 
 @app.command()
 def clear(
-    kind: Annotated[str | None, typer.Option(help="Only this kind: kept, voices or encoders.")] = None,
+    kind: Annotated[str | None, typer.Option(help="Only this kind: kept, voices, encoders or kernels.")] = None,
     older_than: Annotated[float, typer.Option(min=0, help="Only what was not used for so many days.")] = 0.0,
     place: Place = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,

@@ -21,6 +21,7 @@ KINDS = {
     "kept": "features of speech and states of encoders: personal data, if the recordings and texts are",
     "voices": "synthetic voices",
     "encoders": "weights of pretrained encoders",
+    "kernels": "our own C++, compiled for this machine",
 }
 
 

@@ -173,7 +173,7 @@ class Distributed:
         answers = [ranks.read_answer(ranks.READY, rank) for rank in range(1, here.ranks)]
         _check(answers, fingerprint(trainer))
         # Other processors may take other kernels, and who trains a part follows the clock: no step repeats its bits.
-        self.traits = Traits(repeatable=all(answer.environment == environment() for answer in answers))
+        self.traits = Traits(repeatable=all(answer.environment == environment(trainer.kernels) for answer in answers))
         ranks.give_order(ranks.BEGIN)
         ranks.join(here, trainer.device)
         self.member = RankTrainer(trainer, here)
@@ -237,7 +237,7 @@ def follow(here: Place, make: Callable[[str, torch.device], PartTrainer]) -> int
         return 0
     try:
         trainer = make(recipe_json, ranks.device())
-        ranks.write_answer(ranks.READY, Answer(here.rank, fingerprint(trainer), environment()))
+        ranks.write_answer(ranks.READY, Answer(here.rank, fingerprint(trainer), environment(trainer.kernels)))
     except Exception as error:
         ranks.write_answer(ranks.READY, _answer(here.rank, error))
     if ranks.wait_for_order(ranks.BEGIN, here) is None:
@@ -262,7 +262,7 @@ def fingerprint(trainer: PartTrainer) -> str:
     """What ranks must have in common for the sum to be one process's: machine, versions, model and users."""
     users = hashlib.sha256(np.ascontiguousarray(trainer.task.examples).tobytes()).hexdigest()[:16]
     model = hashlib.sha256(repr((trainer.layout.names, trainer.layout.shapes)).encode()).hexdigest()[:16]
-    found = f"processor and versions {software()}, users {users}, model {model}"
+    found = f"processor and versions {software(trainer.kernels)}, users {users}, model {model}"
     return found if trainer.device.type == "cpu" else f"{found}, {torch.cuda.get_device_name(trainer.device)}"
 
 
@@ -274,7 +274,7 @@ def _check(answers: list[Answer], expected: str) -> None:
             raise UserError(
                 f"rank {answer.rank} has {answer.fingerprint}, but rank 0 has {expected}; every rank needs the same "
                 "versions of confide, torch and numpy, the same data and the same kind of processor "
-                "(ATEN_CPU_CAPABILITY=avx2 on all makes different ones alike)"
+                "(ATEN_CPU_CAPABILITY=avx2 and CONFIDE_KERNELS=off on all make different ones alike)"
             )
 
 

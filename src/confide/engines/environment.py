@@ -2,7 +2,8 @@
 
 A ledger's line may only stand for a step that is made again if the step gives the same bits again. These depend on the
 versions, on the instructions that torch uses, on the BLAS and oneDNN in torch's build and on the processor, because
-both choose their kernels by it, whatever torch itself uses. (The number of threads also matters. It is always 1.)
+both choose their kernels by it, whatever torch itself uses; and on our own compiled kernels, where the way of training
+has any (`confide.kernels.described`). (The number of threads also matters. It is always 1.)
 
 Lines from before BLAS and processor were part of the key have another key, and no longer match any machine. A step
 that such a run makes again after its last checkpoint is charged again, with fresh noise. To accept the old key would
@@ -23,6 +24,7 @@ import torch
 from torch.backends import mkldnn
 
 from confide import __version__
+from confide.kernels import processor
 
 _KERNEL_CHOICES = (
     "MKL_CBWR",
@@ -32,29 +34,28 @@ _KERNEL_CHOICES = (
     "OPENBLAS_CORETYPE",
 )
 """Environment variables by which a user makes MKL, oneDNN or OpenBLAS take other kernels than the processor's best."""
-_CPUINFO = Path("/proc/cpuinfo")
-_IDENTITY = ("vendor_id", "cpu family", "model", "flags", "CPU implementer", "CPU variant", "CPU part", "Features")
 
 
-def environment() -> str:
+def environment(kernels: str = "none") -> str:
     """Return a digest of software and processor: where it is the same, a step repeats itself bit for bit."""
-    return _digest([*_software(), *_processor()])
+    return _digest([*_software(kernels), *processor()])
 
 
-def software() -> str:
-    """Return a digest of versions, BLAS and instructions, which all ranks of a run must share."""
-    return _digest(_software())
+def software(kernels: str = "none") -> str:
+    """Return a digest of versions, BLAS, instructions and kernels, which all ranks of a run must share."""
+    return _digest(_software(kernels))
 
 
 def _digest(parts: list[str]) -> str:
     return hashlib.sha256("/".join(parts).encode()).hexdigest()[:16]
 
 
-def _software() -> list[str]:
+def _software(kernels: str) -> list[str]:
     capability = torch.backends.cpu.get_cpu_capability()  # follows ATEN_CPU_CAPABILITY
     chosen = [f"{name}={os.environ.get(name)}" for name in _KERNEL_CHOICES]
     versions = [__version__, _code(), torch.__version__, np.__version__]
-    return [*versions, capability, platform.machine(), torch.__config__.show(), f"oneDNN {mkldnn.enabled}", *chosen]
+    build = [capability, platform.machine(), torch.__config__.show(), f"oneDNN {mkldnn.enabled}"]
+    return [*versions, *build, *chosen, f"kernels {kernels}"]
 
 
 @cache
@@ -64,11 +65,3 @@ def _code() -> str:
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         total.update(path.read_bytes())
     return total.hexdigest()
-
-
-def _processor() -> list[str]:
-    """Return what identifies the kind of processor: make, model and features; on Linux from the kernel."""
-    if not _CPUINFO.exists():
-        return [platform.processor()]
-    first = _CPUINFO.read_text().split("\n\n")[0]  # one block for each core, all of a kind
-    return [line for line in first.splitlines() if line.split(":")[0].strip() in _IDENTITY]

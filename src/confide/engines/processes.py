@@ -45,8 +45,9 @@ class Processes:
     traits = Traits()
 
     def __init__(
-        self, make: Callable[[], PartTrainer], workers: int, like: Tensor, part_size: int, costs: Costs
-    ) -> None:
+        self, make: Callable[[], PartTrainer], workers: int, like: Tensor, part_size: int, costs: Costs,
+        kernels: str = "none",
+    ) -> None:  # fmt: skip
         self.part_size, self.costs, self.size = part_size, costs, like.numel()
         context = torch.multiprocessing.get_context("spawn")
         self.central = _shared(like)
@@ -58,7 +59,7 @@ class Processes:
         self.processes: list[BaseProcess] = []
         for _ in range(workers):
             mine, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(make, theirs, self.central, self.sums), daemon=True)
+            process = context.Process(target=_work, args=(make, theirs, self.central, self.sums, kernels), daemon=True)
             process.start()
             theirs.close()
             self.pipes.append(mine)
@@ -136,12 +137,16 @@ def _shared(like: Tensor) -> Tensor:
     return torch.empty_like(like).share_memory_()  # type: ignore[no-untyped-call,no-any-return]
 
 
-def _work(make: Callable[[], PartTrainer], pipe: Connection[Any, Any], central: Tensor, sums: Tensor) -> None:
+def _work(
+    make: Callable[[], PartTrainer], pipe: Connection[Any, Any], central: Tensor, sums: Tensor, kernels: str
+) -> None:
     """What a worker does: take users, train them, leave their sum in shared memory, answer how it went."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     torch.set_num_threads(1)
     try:
         trainer = make()
+        if trainer.kernels != kernels:  # other bits than those that the ledger's lines stand for
+            raise RuntimeError(f"this worker has the compiled kernels {trainer.kernels}, and its parent {kernels}")
     except Exception:
         pipe.send_bytes(json.dumps({"error": traceback.format_exc()}).encode())
         return

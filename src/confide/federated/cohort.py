@@ -21,11 +21,12 @@ from confide.federated.bounding import ROUNDING, Bounder
 from confide.federated.buffers import keep_freed_memory
 from confide.federated.chain import Ranks, ranks_of
 from confide.federated.local import LocalTraining, PlainTrainer, PlainUpdate, Updates
-from confide.federated.low_rank import LowRankTrainer
+from confide.federated.low_rank import KERNELS, LowRankTrainer
 from confide.federated.measures import ACCURACY, Measures
 from confide.federated.one_pass import OnePassTrainer, OnePassUpdates, users_at_once
 from confide.federated.parameters import Layout
 from confide.federated.task import Task
+from confide.kernels import described
 
 Way = Literal["short cut", "low rank", "one pass", "plain"]
 """How users are trained; all but the last are exact against it."""
@@ -85,6 +86,13 @@ def _ranks(task: Task, local: LocalTraining, layout: Layout) -> Ranks | None:
     return ranks_of(task, local, layout) if local.plain else None
 
 
+def kernels(task: Task, local: LocalTraining, layout: Layout) -> str:
+    """Load what is compiled for the way in which these users are trained, and say what is in use: bits depend on it."""
+    if local.plain and task.users_at_once(local):
+        return described(getattr(task, "kernels", ()))
+    return described(() if _ranks(task, local, layout) is None else KERNELS)
+
+
 class PartTrainer:
     """Trains the users of one part and adds their bounded, weighted updates to a flat vector."""
 
@@ -102,7 +110,7 @@ class PartTrainer:
         self.low_rank = None if ranks is None else LowRankTrainer(task, ranks, layout, seed)
         at_once = users_at_once(task, local, layout)
         self.one_pass = OnePassTrainer(task, layout, local, seed) if at_once else None
-        self.part_size = part_size(task, local, layout)
+        self.part_size, self.kernels = part_size(task, local, layout), kernels(task, local, layout)
         self.one_by_one = not (self.low_rank or self.one_pass or (local.plain and task.users_at_once(local)))
         """Whether a part is one user's plain update, which may as well be added to the sum of those before it."""
         self.taken: Counter[Way] = Counter()

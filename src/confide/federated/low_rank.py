@@ -8,14 +8,16 @@ the rows of G the gradients at its output, times the local rate. Nothing else is
     norm       ||G' A||^2 = sum of (G G') * (A A') entry by entry
     sum        sum_k factor_k G_k' A_k is one product of matrices over all examples of all users
 
-A bias is the weight of an input that is always 1. This is exact: `PlainTrainer` is the reference, and draws the same
-batches. Users of a part go together if their numbers of examples differ by less than a factor of two; shorter ones are
-padded with examples that count for nothing.
+A bias is the weight of an input that is always 1. Plain steps of small models are in our own C++ where the machine can
+have it (`kernels/low_rank.cpp`): a user is finished while its rows are in the cache. This is exact: `PlainTrainer` is
+the reference, and draws the same batches. Users of a part go together if their numbers of examples differ by less than
+a factor of two; shorter ones are padded with examples that count for nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from ctypes import c_float, c_long
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,12 +26,15 @@ from torch import Tensor
 
 from confide.federated.chain import Affine, ChainTask, Ranks, activate
 from confide.federated.local import LocalTraining, batches
-from confide.federated.parameters import Layout
+from confide.federated.parameters import LARGE, Layout
 from confide.federated.products import add_product, product
 from confide.federated.task import Task
+from confide.kernels import address, kernel
 from confide.randomness import Addresses
 
+KERNELS = ("low_rank",)
 _CHUNK = 112  # numbers that a float32 inner product adds up before double precision takes over
+_SMALL = 1 << 16  # weights above the first layer that a core's cache holds; larger ones are for products of matrices
 
 
 class LowRankTrainer:
@@ -75,6 +80,9 @@ class LowRankTrainer:
         inputs, labels = self.task.inputs(places.reshape(-1))
         inputs, labels = inputs.to(central).view(users, total, -1), labels.to(central.device).view(users, total, 1)
         weights = torch.from_numpy(shares.reshape(users, total, 1)).to(central)
+        compiled = self._by_kernel(central, inputs, labels, shares, steps, step)
+        if compiled is not None:
+            return compiled
         layers = [_Layer(layer, self.layout.views(central), users, total) for layer in self.ranks.chain.layers]
         layers[0].inputs, layers[0].gram = inputs, inner_products(inputs, inputs)
         first = layers[0].central_output(inputs)
@@ -96,6 +104,52 @@ class LowRankTrainer:
         factors = [(layer.gradients.mul_(scale), layer.inputs) for layer in layers]
         norms = _norms(self.layout, layers).cpu()
         return LowRankUpdates(self.layout, self.ranks.chain.layers, factors, norms, losses.cpu())
+
+    def _by_kernel(
+        self, central: Tensor, inputs: Tensor, labels: Tensor, shares: np.ndarray, steps: int, step: int
+    ) -> LowRankUpdates | None:
+        """The same by compiled code, for plain steps of a small model; none where it does not apply, or is not here."""
+        made, local, chain, named = (
+            kernel("low_rank"),
+            self.ranks.local,
+            self.ranks.chain.layers,
+            self.layout.views(central),
+        )
+        weights = [named[layer.weight] for layer in chain]
+        biases = [None if layer.bias is None else named[layer.bias] for layer in chain]
+        widths = np.array([weights[0].shape[1], *(weight.shape[0] for weight in weights)], dtype=np.int64)
+        small = sum(weight.numel() for weight in weights[1:]) <= _SMALL
+        plain = (
+            not local.proximal and local.gradient_clip is None and all(layer.activation != "tanh" for layer in chain)
+        )
+        floats = central.dtype == torch.float32 and central.device.type == "cpu"
+        if made is None or not (small and plain and floats):
+            return None
+        classes = labels.reshape(-1).numpy()
+        if classes.min() < 0 or classes.max() >= widths[-1]:
+            return None  # torch says what is wrong
+        (users, total, _), rate = inputs.shape, local.rate(step)
+        first = product(inputs, weights[0], biases[0])
+        seen = [inputs.contiguous(), *(inputs.new_empty(users, total, int(wide)) for wide in widths[1:-1])]
+        gradients = [inputs.new_empty(users, total, int(out)) for out in widths[1:]]
+        norms, losses = np.empty((users, len(chain), 2)), np.empty(users)
+        where = [
+            np.array([0 if each is None else each.data_ptr() for each in some], dtype=np.uint64)
+            for some in (weights, biases, seen, gradients)
+        ]
+        relu = np.array([layer.activation == "relu" for layer in chain])
+        shares = shares.reshape(-1).astype(np.float32)
+        made.functions.low_rank_part(
+            c_long(users), c_long(steps), c_long(total // steps), c_long(len(chain)), address(widths), address(relu),
+            address(where[0]), address(where[1]), address(first), address(classes), address(shares), c_float(rate),
+            c_float(1.0 / rate if local.divide_by_learning_rate else 1.0), address(where[2]), address(where[3]),
+            address(norms), address(losses),
+        )  # fmt: skip
+        column = {layer.weight: norms[:, place, 0] for place, layer in enumerate(chain)}
+        column |= {layer.bias: norms[:, place, 1] for place, layer in enumerate(chain) if layer.bias is not None}
+        found = torch.from_numpy(np.stack([column[name] for name in self.layout.names], axis=1))
+        factors = list(zip(gradients, seen, strict=True))
+        return LowRankUpdates(self.layout, chain, factors, found, torch.from_numpy(losses))
 
 
 class _Layer:
@@ -196,7 +250,10 @@ class LowRankUpdates:
             if layer.bias is not None:
                 summed = gradients.sum(dim=1).double() * factors[:, column[layer.bias], None]
                 total[layer.bias].add_(summed.sum(dim=0).to(into.dtype))
-            scaled = (gradients.double() * factors[:, column[layer.weight], None, None]).to(gradients.dtype)
+            factor = factors[:, column[layer.weight], None, None]
+            wide = bool((factor.abs() > LARGE).any() | ((factor.abs() < 1 / LARGE) & (factor != 0)).any())
+            kind = torch.float64 if wide else gradients.dtype  # where float32 would not hold the factor well
+            scaled = (gradients.to(kind) * factor.to(kind)).to(gradients.dtype)
             add_product(scaled.flatten(0, 1), inputs.flatten(0, 1), total[layer.weight])
 
 

@@ -114,11 +114,12 @@ class Layout:
 _CHUNK = 1 << 20
 _ROW = 256
 _ROW_ROUNDING = 1 + 2e-5
-_LARGE = 1e30
+LARGE = 1e30
+"""A factor beyond it, or below its reciprocal, is one that float32 would not hold well."""
 
 
 def add_scaled(total: Tensor, piece: Tensor, factor: float) -> None:
-    if factor != 0 and not 1 / _LARGE < abs(factor) < _LARGE:  # float32 would not hold such a factor well
+    if factor != 0 and not 1 / LARGE < abs(factor) < LARGE:  # float32 would not hold such a factor well
         total.add_((piece.double() * factor).to(total.dtype))
     elif factor != 0:
         total.add_(piece, alpha=factor)
@@ -150,7 +151,7 @@ def _exact_square(values: np.ndarray) -> float:
 
 def _add_rounded(total: Tensor, piece: Tensor, factor: float) -> None:
     """The same, where the product is rounded first: a division by one keeps it apart from the addition."""
-    if 1 / _LARGE < abs(factor) < _LARGE:
+    if 1 / LARGE < abs(factor) < LARGE:
         total.addcdiv_(piece, piece.new_ones(1), value=factor)
     else:
         add_scaled(total, piece, factor)

@@ -266,4 +266,6 @@ def _engine(loop: Loop, trainer: CanaryTrainer, planting: Planting, task: Canary
         return InProcess(trainer)
     planted: Any = task
     costs = expected_costs(planted, loop.recipe.local)
-    return Processes(partial(Planting.trainer, planting), workers, loop.total, trainer.part_size, costs)
+    return Processes(
+        partial(Planting.trainer, planting), workers, loop.total, trainer.part_size, costs, trainer.kernels
+    )

@@ -51,7 +51,7 @@ def secret_of(folder: Path) -> bytes:
     return key
 
 
-def describe_environment() -> dict[str, str]:
+def describe_environment(kernels: str) -> dict[str, str]:
     """Versions and machine, for people who want to run it again."""
     return {
         "confide": __version__,
@@ -61,7 +61,8 @@ def describe_environment() -> dict[str, str]:
         "dp-accounting": version("dp-accounting"),
         "system": platform.platform(),
         "processor": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} cores",
-        "key": environment(),
+        "kernels": kernels,
+        "key": environment(kernels),
     }
 
 

@@ -408,7 +408,7 @@ def _finish(folder: Path, loop: Loop, state: State, page: WritePage | None) -> d
         "ledger_head": found.ledger_head,
         "begins_elsewhere": listed["begins_elsewhere"],
         "unit": listed["unit"],
-        "environment": describe_environment(),
+        "environment": describe_environment(loop.kernels),
     }
     if state.step < loop.recipe.run.steps:
         summary["stopped_by_budget"] = str(loop.recipe.privacy.budget)

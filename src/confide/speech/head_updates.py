@@ -4,11 +4,17 @@ The gradient of a linear layer's weight is the sum over frames of an outer produ
 input. So one pass over the frames of all users gives the gradients at the outputs, by CTC and autograd, and one product
 of matrices for each user and layer gives that user's update: nobody's weights are ever copied. This is exact;
 `PlainTrainer` is the reference.
+
+A linear head goes through our own C++ where the machine can have it (`kernels/head.cpp`), one user after the other
+while the states are in the cache. It says whom it cannot be relied on for; they go the way of arrays with all others
+that it does not know: heads with a hidden layer, states whose mean has to come off first, and other numbers than it
+was made for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from ctypes import c_float, c_long
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,13 +23,14 @@ from torch import Tensor
 
 from confide.federated.buffers import Buffers
 from confide.federated.local import LocalTraining
-from confide.federated.parameters import Layout
+from confide.federated.parameters import LARGE, Layout
 from confide.federated.products import outer_products, product
+from confide.kernels import address, kernel
 from confide.speech import ctc
 from confide.speech.pretrained import BIAS, NORM_EPS, head_input, logits_of
 
+KERNELS = ("head",)
 _TOGETHER = 32  # users of a part: their states are in the cache, and workers have parts to share
-_LARGE = 1e30  # a factor from which on single precision does not do
 _REMEMBERED = 20_000  # users: whoever comes first stays
 _BUFFERS = Buffers()
 
@@ -47,7 +54,7 @@ class HeadUpdates:
             torch.split(gradients, sizes, dim=1), torch.split(into, sizes), rows_factors, strict=True
         ):
             # An update that is next to zero takes a factor, to be normalised, that single precision cannot hold either.
-            kind = torch.float64 if bool((factor.abs() > _LARGE).any()) else rows.dtype
+            kind = torch.float64 if bool((factor.abs() > LARGE).any()) else rows.dtype
             total.add_(torch.mv(rows.T.to(kind), factor.to(kind)).to(total.dtype))
 
 
@@ -97,6 +104,74 @@ def head_updates(
     learning_rate: float,
 ) -> HeadUpdates:
     """One step of each user on all of its utterances."""
+    layout, found = Layout.of(parameters), _by_kernel(parameters, states, scales, targets, utterances)
+    if found is None:
+        found = _by_arrays(parameters, states, scales, targets, utterances)
+    elif not found.safe.all():
+        left = np.flatnonzero(~found.safe).tolist()
+        owned = np.flatnonzero(np.isin(np.repeat(np.arange(len(utterances)), utterances), left)).tolist()
+        others = _by_arrays(
+            parameters, [states[place] for place in owned], [scales[user] for user in left],
+            [targets[place] for place in owned], [utterances[user] for user in left],
+        )  # fmt: skip
+        for mine, theirs in (
+            (found.gradients, others.gradients), (found.norms, others.norms), (found.losses, others.losses)
+        ):  # fmt: skip
+            mine[left] = theirs
+    gradients, norms = found.gradients, found.norms
+    rates = torch.full((len(norms),), 1.0 if local.divide_by_learning_rate else learning_rate, dtype=torch.float64)
+    if local.gradient_clip is not None:
+        rates *= (local.gradient_clip / torch.linalg.vector_norm(norms, dim=1).clamp(min=1e-30)).clamp(max=1.0)
+    return HeadUpdates(gradients, rates, layout, norms * rates[:, None], found.losses)
+
+
+@dataclass
+class _Gradients:
+    """Of each user the gradient of its mean loss, the norms of the gradient's tensors, and the loss."""
+
+    gradients: Tensor  # (users, parameters)
+    norms: Tensor  # (users, tensors) float64
+    losses: Tensor  # (users,) float64
+    safe: np.ndarray  # (users,) whether all of this can be relied on
+
+
+def _by_kernel(
+    parameters: Mapping[str, Tensor], states: Sequence[Tensor], scales: Sequence[Tensor], targets: Sequence[Tensor],
+    utterances: Sequence[int],
+) -> _Gradients | None:  # fmt: skip
+    """By compiled code; none where it does not apply to these parameters, states or this machine."""
+    made = kernel("head")
+    if made is None or tuple(parameters) != ("head.weight", "head.bias"):
+        return None
+    weight, bias = parameters["head.weight"], parameters["head.bias"].contiguous()
+    tokens, width = weight.shape
+    floats = all(own.dtype is torch.float32 for own in (weight, bias, *states, *scales))
+    fits = width % 16 == 0 and floats and all(own.dtype is torch.int64 for own in targets)
+    if not fits or not all(own.is_contiguous() for own in (*states, *scales, *targets)):
+        return None
+    users, weight = len(utterances), weight - weight.mean(dim=1, keepdim=True)
+    found = _Gradients(
+        weight.new_empty(users, tokens * (width + 1)), torch.empty(users, 2, dtype=torch.float64),
+        torch.empty(users, dtype=torch.float64), np.empty(users, dtype=bool),
+    )  # fmt: skip
+    counts, lengths, sizes = (
+        np.array(each, dtype=np.int64)
+        for each in (utterances, [own.shape[0] for own in states], [own.shape[0] for own in targets])
+    )
+    where = [np.array([own.data_ptr() for own in some], dtype=np.uint64) for some in (states, targets, scales)]
+    made.functions.head_part(
+        c_long(users), address(counts), address(where[0]), address(lengths), address(where[1]), address(sizes),
+        address(where[2]), address(weight), address(bias), c_float(BIAS), c_long(width), c_long(tokens),
+        address(found.gradients), address(found.norms), address(found.losses), address(found.safe),
+    )  # fmt: skip
+    return found
+
+
+def _by_arrays(
+    parameters: Mapping[str, Tensor], states: Sequence[Tensor], scales: Sequence[Tensor], targets: Sequence[Tensor],
+    utterances: Sequence[int],
+) -> _Gradients:  # fmt: skip
+    """By operations on the frames of all users."""
     layout, counts = Layout.of(parameters), np.array(utterances)
     users = np.repeat(np.arange(len(counts)), counts)  # of each utterance
     lengths = np.array([own.shape[0] for own in states])
@@ -122,11 +197,8 @@ def head_updates(
         [torch.linalg.vector_norm(p, dim=1, dtype=torch.float64) for p in torch.split(gradients, layout.sizes, dim=1)],
         1,
     )
-    rates = torch.full((len(counts),), 1.0 if local.divide_by_learning_rate else learning_rate, dtype=torch.float64)
-    if local.gradient_clip is not None:
-        rates *= (local.gradient_clip / torch.linalg.vector_norm(norms, dim=1).clamp(min=1e-30)).clamp(max=1.0)
     own_losses = torch.from_numpy(np.bincount(users, losses, len(counts)))
-    return HeadUpdates(gradients, rates, layout, norms * rates[:, None], own_losses)
+    return _Gradients(gradients, norms, own_losses, np.ones(len(counts), dtype=bool))
 
 
 def _output_gradients(

@@ -36,7 +36,7 @@ from confide.speech import model, together
 from confide.speech.augment import augment
 from confide.speech.corpora import read_corpus
 from confide.speech.corpus import Corpus, Skipped, Utterance, count_by_reason
-from confide.speech.head_updates import Scales, head_updates, users_together
+from confide.speech.head_updates import KERNELS, Scales, head_updates, users_together
 from confide.speech.network import Pretrained, network_of
 from confide.speech.recogniser import Recogniser, pad_features, pad_targets
 from confide.speech.scores import error_counts
@@ -49,6 +49,7 @@ class Speech(BasicTask):
 
     name = "speech"
     metric = "wer"
+    kernels = KERNELS
 
     def __init__(self, settings: SpeechSettings, seed: int, quiet: bool = False) -> None:
         require("speech", "speech recognition")

@@ -18,7 +18,7 @@ from confide.randomness import generator
 from confide.retrieval import head
 from confide.settings import MADE_UP, Unit
 from confide.speech import model, pretrained
-from confide.speech.head_updates import Scales, head_updates, users_together
+from confide.speech.head_updates import KERNELS, Scales, head_updates, users_together
 from confide.workloads import data
 from confide.workloads.tasks import TOKENS, Workload
 
@@ -54,6 +54,7 @@ class StatesHead(Workload):
     """D: the head that `speech/words/private` trains on a frozen encoder."""
 
     name = "bench/states"
+    kernels = KERNELS
 
     def __init__(self, settings: StatesSettings, seed: int) -> None:
         super().__init__(settings.users, settings.utterances)
