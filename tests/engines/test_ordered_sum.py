@@ -20,7 +20,7 @@ from confide.engines.distributed import Distributed, follow
 from confide.engines.engine import InProcess
 from confide.engines.ranks import place
 from confide.federated.bounding import Bounding, bounder
-from confide.federated.cohort import PartTrainer, Tally
+from confide.federated.cohort import PartTrainer, Tally, parts
 from confide.federated.custom import BasicTask
 from confide.federated.local import LocalTraining
 from confide.federated.parameters import Layout, flatten
@@ -124,3 +124,15 @@ def test_a_tally_survives_its_way_over_the_wire_exactly() -> None:
     other = Tally(1, raw_norms=[0.1, 1e-300])
     rows: list[distributed.Row] = [(0.25, tally), (1e-9, other), None]
     assert distributed._unpack(distributed._pack(rows)) == rows
+
+
+@pytest.mark.parametrize(("size", "count"), [(1, 312), (32, 10), (51, 8), (80, 4), (311, 2), (312, 1), (500, 1)])
+def test_parts_are_equal_and_as_many_as_two_workers_can_share(size: int, count: int) -> None:
+    """A part that is left over would keep one of them waiting."""
+    cohort = np.arange(312)
+    found = parts(cohort, size)
+    assert len(found) == count
+    assert max(map(len, found)) <= size
+    assert max(map(len, found)) - min(map(len, found)) <= 1
+    assert np.concatenate(found).tolist() == cohort.tolist()
+    assert parts(cohort[:0], size) == []

@@ -186,7 +186,7 @@ class Distributed:
     def train(
         self, central: Tensor, cohort: np.ndarray, step: int, total: Tensor, bounds: Tensor | None = None
     ) -> Tally:
-        work = list(parts(cohort, self.member.part_size))
+        work = parts(cohort, self.member.part_size)
         costs, when = self.costs(work), f"in central step {step + 1}"
         owners = np.zeros(len(work), dtype=np.int64)
         for window in self.member.windows(len(work)):
@@ -307,7 +307,7 @@ def _receive(part_size: int) -> RankStep | None:
         return None
     cohort, owners = (np.array(job[name], dtype=np.int64) for name in ("cohort", "owners"))
     bounds = None if job["bounds"] is None else torch.tensor(job["bounds"], dtype=torch.float64)
-    return RankStep(job["step"], list(parts(cohort, part_size)), owners, bounds)
+    return RankStep(job["step"], parts(cohort, part_size), owners, bounds)
 
 
 def _to_bytes(document: Any) -> Tensor:

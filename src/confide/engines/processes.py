@@ -74,7 +74,7 @@ class Processes:
         self.central.copy_(central)
         total.zero_()
         tally = Tally()
-        work = list(parts(cohort, self.part_size))
+        work = parts(cohort, self.part_size)
         idle, free = list(range(len(self.pipes))), list(range(len(self.sums)))
         # Without a slot for every part, one for each worker is kept for those whose turn it is.
         spare = len(work) if len(work) <= len(free) else len(free) - len(idle)

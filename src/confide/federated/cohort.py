@@ -2,8 +2,9 @@
 
 A cohort is cut into parts whose size depends on the task alone, whatever the number of workers, and the parts are added
 in order; so the result is the same, bit for bit, wherever the parts were trained, and memory does not grow with the
-cohort. A task that trains many users at once wants large parts. On the plain path every user is a part, so that a
-cohort of a few keeps several workers busy, and so that nobody needs a second sum: see `Layout.add_scaled`.
+cohort. A task that trains many users at once wants large parts, and equal ones, so that no worker waits for another.
+On the plain path every user is a part, so that a cohort of a few keeps several workers busy, and so that nobody needs a
+second sum: see `Layout.add_scaled`.
 """
 
 from __future__ import annotations
@@ -69,9 +70,12 @@ class Tally:
                 setattr(self, name, mine + theirs)
 
 
-def parts(cohort: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    for start in range(0, len(cohort), size):
-        yield cohort[start : start + size]
+def parts(cohort: np.ndarray, size: int) -> list[np.ndarray]:
+    """Cut a cohort into equal parts of at most `size`; where users go together, an even number, for two workers."""
+    count = -(-len(cohort) // size)
+    if 1 < count < len(cohort):
+        count += count % 2
+    return np.array_split(cohort, count) if count else []
 
 
 def part_size(task: Task, local: LocalTraining, layout: Layout) -> int:

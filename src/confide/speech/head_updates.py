@@ -30,7 +30,7 @@ from confide.speech import ctc
 from confide.speech.pretrained import BIAS, NORM_EPS, head_input, logits_of
 
 KERNELS = ("head",)
-_TOGETHER = 32  # users of a part: their states are in the cache, and workers have parts to share
+_TOGETHER = 80  # users of a part at most: what a part costs beside them is spread, and workers have parts to share
 _REMEMBERED = 20_000  # users: whoever comes first stays
 _BUFFERS = Buffers()
 
