@@ -122,6 +122,7 @@ def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
     assert packed == wanted
     assert len([name for name in packed if name.endswith(".yaml")]) > 20
     assert {"confide/py.typed", "confide/report/assets/page.css", "confide/report/assets/page.js"} <= packed
+    assert {"confide/kernels/head.cpp", "confide/kernels/low_rank.cpp"} <= packed
 
 
 @pytest.mark.slow

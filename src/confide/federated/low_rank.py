@@ -109,27 +109,22 @@ class LowRankTrainer:
         self, central: Tensor, inputs: Tensor, labels: Tensor, shares: np.ndarray, steps: int, step: int
     ) -> LowRankUpdates | None:
         """The same by compiled code, for plain steps of a small model; none where it does not apply, or is not here."""
-        made, local, chain, named = (
-            kernel("low_rank"),
-            self.ranks.local,
-            self.ranks.chain.layers,
-            self.layout.views(central),
-        )
+        made, local, chain = kernel("low_rank"), self.ranks.local, self.ranks.chain.layers
+        named = self.layout.views(central)
         weights = [named[layer.weight] for layer in chain]
         biases = [None if layer.bias is None else named[layer.bias] for layer in chain]
         widths = np.array([weights[0].shape[1], *(weight.shape[0] for weight in weights)], dtype=np.int64)
         small = sum(weight.numel() for weight in weights[1:]) <= _SMALL
-        plain = (
-            not local.proximal and local.gradient_clip is None and all(layer.activation != "tanh" for layer in chain)
-        )
-        floats = central.dtype == torch.float32 and central.device.type == "cpu"
-        if made is None or not (small and plain and floats):
+        known = all(layer.activation in ("none", "relu") for layer in chain)
+        plain = not local.proximal and local.gradient_clip is None
+        floats = (central.dtype, labels.dtype, central.device.type) == (torch.float32, torch.int64, "cpu")
+        if made is None or not (small and known and plain and floats):
             return None
         classes = labels.reshape(-1).numpy()
         if classes.min() < 0 or classes.max() >= widths[-1]:
             return None  # torch says what is wrong
         (users, total, _), rate = inputs.shape, local.rate(step)
-        first = product(inputs, weights[0], biases[0])
+        first = product(inputs, weights[0], biases[0]).contiguous()
         seen = [inputs.contiguous(), *(inputs.new_empty(users, total, int(wide)) for wide in widths[1:-1])]
         gradients = [inputs.new_empty(users, total, int(out)) for out in widths[1:]]
         norms, losses = np.empty((users, len(chain), 2)), np.empty(users)
