@@ -51,14 +51,14 @@ app = typer.Typer(
 
 \b
 Start here:
-  confide demo                                   private speech recognition, from nothing (a few minutes)
-  confide init recordings                        a recipe for recordings or texts of your own
+  confide demo                                   private speech recognition
+  confide init recordings                        a recipe for data of your own
   confide recipe list                            what can be run
   confide train convex/digits --out runs/digits  run it (about 10 s)
-  confide guarantee runs/digits                  what it promises, to whom and against whom
-  confide diagnose runs/digits                   what holds it back, and what to change
-  confide sweep convex/digits                    try settings, with several seeds
-  confide ui runs                                plan, look at runs and try models in a browser
+  confide guarantee runs/digits                  what it promises, and to whom
+  confide diagnose runs/digits                   what holds it back
+  confide sweep convex/digits                    try settings, several seeds
+  confide ui runs                                runs and models in a browser
   confide audit convex/digits                    try to disprove the guarantee
   confide reproduce norm/table1                  a paper's table beside ours
 """,
@@ -72,12 +72,12 @@ _OPEN_NONE = (
     budget.budget,
     reproduce.reproduce,
 )
-# In the order of `confide --help`.
+# In the order of `confide --help`: what people do first comes first.
 for command in (
-    init.init, bench.bench, train.train, train.demo, train.resume, sweep.sweep, guarantee.guarantee, ledger.ledger,
-    budget.budget, audit.audit, reproduce.reproduce, report.report, report.compare, report.watch, diagnose.diagnose,
-    evaluate.evaluate, transcribe.transcribe, retrieval.retrieve, retrieval.answer, release.release, publish.publish,
-    export.export, serve.serve, ui.ui,
+    train.demo, init.init, train.train, train.resume, report.watch, report.report, ui.ui, guarantee.guarantee,
+    diagnose.diagnose, sweep.sweep, report.compare, evaluate.evaluate, transcribe.transcribe, retrieval.retrieve,
+    retrieval.answer, release.release, publish.publish, export.export, serve.serve, ledger.ledger, budget.budget,
+    audit.audit, reproduce.reproduce, bench.bench,
 ):  # fmt: skip
     app.command(cls=None if command in _OPEN_NONE else OpensRecipes)(command)
 for name, group in {

@@ -277,6 +277,10 @@ MISTAKES: dict[str, Mistake] = {
         ("ui", "thesis", "--no-browser", "--port", "TAKEN"), "port TAKEN (", "expected an address of this machine and a"
         " free port", "choose another --port",
     ),
+    "a page of runs that are nowhere": Mistake(
+        ("ui", "nowhere", "--no-browser"), "there is no folder nowhere", "expected one with runs in it",
+        "--out nowhere/first",
+    ),
     "a port that is none": Mistake(
         ("ui", "thesis", "--no-browser", "--port", "99999"), "port 99999", "a free port from 0 to 65535",
         "another --port"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import http.client
 import io
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,11 @@ import pytest
 import soundfile
 
 import confide
+from confide.commands import serve
 from confide.errors import UserError
 from confide.recipe import load
-from confide.runs import folder
+from confide.runs import answering, folder
+from confide.ui import serving
 from confide.ui.serving import MOST_SOUND, MOST_TEXT, ModelServer
 
 TOKEN = "sixteen-letters-or-more"
@@ -83,6 +87,29 @@ def test_a_recording_gets_the_transcript_that_python_gets(server: ModelServer, r
         status, found = ask(server, path, "POST", wave(sound), Content_Type=kind)
         assert (status, found.pop("took") > 0, found) == (200, True, wanted)
     assert set(found["segments"][0]["words"][0]) == {"word", "start", "end", "confidence"}
+
+
+@pytest.mark.parametrize("kind", ["audio/mp4", "audio/x-m4a", "audio/aac"])
+def test_a_recording_of_a_telephone_is_heard(
+    server: ModelServer, monkeypatch: pytest.MonkeyPatch, sound: np.ndarray, kind: str
+) -> None:
+    heard: list[str] = []
+
+    def read(run: Path, content: bytes, name: str, encoder: str | None) -> dict[str, Any]:
+        heard.append(name)
+        return {}
+
+    monkeypatch.setattr(answering, "heard", read)
+    assert ask(server, "/transcribe", "POST", wave(sound), Content_Type=kind)[0] == 200
+    assert [Path(name).suffix for name in heard] == [".m4a"]
+
+
+def test_every_format_that_is_heard_can_be_chosen_on_the_page_and_is_named_by_serve() -> None:
+    page = (files("confide.ui") / "assets" / "index.html").read_text()
+    assert set(re.findall(r'accept="([^"]*)"', page)[0].split(",")) == answering.AUDIO
+    assert set(serving._ENDINGS.values()) <= answering.AUDIO
+    said = (serve.serve.__doc__ or "").upper()
+    assert all(kind in said for kind in ("WAV", "FLAC", "MP3", "OGG", "OPUS", "M4A"))
 
 
 def test_health_and_what_the_model_is(server: ModelServer) -> None:

@@ -8,9 +8,21 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import typer
-from typer.core import TyperCommand, TyperOption
+import typer.main
+from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from confide.errors import UserError
+
+
+class _Argument(TyperArgument):
+    """Keeps its help, which click 8.5 overwrites: it has a field of that name, and typer 0.20 leaves it empty."""
+
+    def __init__(self, *, help: str | None = None, **rest: Any) -> None:
+        super().__init__(help=help, **rest)
+        self.help = help
+
+
+vars(typer.main)["TyperArgument"] = _Argument
 
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")

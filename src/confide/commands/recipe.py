@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import typer
@@ -25,7 +26,11 @@ def list_recipes(as_json: Json = False) -> None:
         return
     width = max(map(len, found))
     for name, description in found.items():
-        print(f"{name:<{width}}  {description.partition('. ')[0]}")
+        print(f"{name:<{width}}  {_first_sentence(description)}")
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"\. (?=[A-Z])", text, maxsplit=1)[0]  # and not after `eq.`
 
 
 @app.command(cls=OpensRecipes)

@@ -26,9 +26,9 @@ def release(
 ) -> None:
     """Train a research run again for a release: the same recipe, with noise of the operating system.
 
-    First comes a checklist: epsilon, delta, the unit, the population, the starting model, the budget. [x] is fine, [?]
-    is for you to judge, [!] stops the release. A research run's own model must not leave: whoever knows the seed can
-    subtract its noise. The new run cannot be repeated, and each of its steps is paid for once.
+    First comes a checklist: epsilon, delta, the unit, the population, the starting model, the budget. \\[x] is fine,
+    [?] is for you to judge, [!] stops the release. A research run's own model must not leave: whoever knows the seed
+    can subtract its noise. The new run cannot be repeated, and each of its steps is paid for once.
 
     Example: `confide release runs/digits --out runs/digits-release`
     """

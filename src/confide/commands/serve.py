@@ -26,9 +26,9 @@ def serve(
 ) -> None:
     """Answer programs over HTTP with the model of a finished run: recordings to transcripts, queries to documents.
 
-    POST /transcribe takes a recording (WAV, FLAC, MP3, Ogg; at most 50 MB and ten minutes) and gives its text, with the
-    times and confidences of its words. POST /retrieve takes {"query": ..., "k": ...} and gives documents. GET /about
-    says what the model is and promises, GET /health that it is there. Errors are JSON.
+    POST /transcribe takes a recording (WAV, FLAC, MP3, Ogg, Opus, M4A; at most 50 MB and ten minutes) and gives its
+    text, with the times and confidences of its words. POST /retrieve takes {"query": ..., "k": ...} and gives
+    documents. GET /about says what the model is and promises, GET /health that it is there. Errors are JSON.
 
     It listens on this machine only. With --host it can be reached from others: then every request needs the header
     Authorization: Bearer TOKEN, with the token in CONFIDE_SERVE_TOKEN or, if that is not set, the one that is printed.

@@ -16,7 +16,9 @@ _TOKEN = "CONFIDE_UI_TOKEN"
 
 
 def ui(
-    folder: Annotated[Path, typer.Argument(help="Runs under this folder are shown.")] = Path("runs"),
+    folder: Annotated[
+        Path | None, typer.Argument(help="Runs under this folder are shown.", show_default="runs")
+    ] = None,
     host: Annotated[str, typer.Option(help="Beyond this machine: 0.0.0.0; then a token is needed.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes any free one.")] = 8765,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser.")] = True,
@@ -32,6 +34,13 @@ def ui(
     from confide.ui.server import make_server
     from confide.ui.shelf import Shelf
 
+    if folder is None:  # who has no run yet can plan
+        folder = Path("runs")
+    elif not folder.exists():
+        raise UserError(
+            f"there is no folder {folder}; expected one with runs in it. Train one there first, such as `confide train "
+            f"convex/digits --out {folder / 'first'}`, or leave the folder out to plan without any"
+        )
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; expected a folder with runs in it")
     server = make_server(Shelf(folder), host, port, os.environ.get(_TOKEN))

@@ -36,7 +36,8 @@ TOKEN = "CONFIDE_SERVE_TOKEN"
 MOST_SOUND, MOST_TEXT = 50 * 2**20, 64 * 2**10
 _ENDINGS = {
     "audio/wav": ".wav", "audio/x-wav": ".wav", "audio/wave": ".wav", "audio/flac": ".flac", "audio/mpeg": ".mp3",
-    "audio/ogg": ".ogg", "audio/opus": ".opus",
+    "audio/ogg": ".ogg", "audio/opus": ".opus", "audio/mp4": ".m4a", "audio/x-m4a": ".m4a", "audio/m4a": ".m4a",
+    "audio/aac": ".m4a",
 }  # fmt: skip
 
 
