@@ -10,7 +10,8 @@ STAMP := $(VENV)/.installed
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-setup: $(STAMP) ## make the environment in .venv; afterwards .venv/bin/confide works
+setup: $(STAMP) ## make the environment in .venv, and say how a shell finds `confide`
+	@echo 'ready; so that this shell finds confide, say:  export PATH="$(CURDIR)/$(BIN):$$PATH"'
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.main import get_command
 
 import confide
+from confide.cli import app
 from confide.errors import UserError
 from support.keyless import summary_without_key
 
@@ -120,3 +122,20 @@ def test_the_snippet_in_the_docs_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     exec(snippet, names)
     assert names["run"].epsilon <= 2
     assert set(names["weights"]) == {"weight", "bias"}
+
+
+def test_the_page_says_of_every_command_whether_python_has_it() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "api.md").read_text()
+    alone = page[page.index("What else there is are commands alone") :].partition("* A `Run`")[0]
+    for name in get_command(app).commands:
+        assert f"`confide {name}" in page or f"`{name}`" in alone, name
+        assert (name in confide.__all__) == (f"| `confide.{name}(" in page), name
+
+
+def test_a_promise_of_an_edited_folder_is_refused(tmp_path: Path, tiny: str) -> None:
+    run = confide.train(tiny, tmp_path / "run", {"run.steps": 4})
+    assert confide.guarantee(run).epsilon == run.epsilon
+    summary = tmp_path / "run" / "summary.json"
+    summary.write_text(json.dumps({**run.summary, "epsilon": 0.1}))
+    with pytest.raises(UserError, match=r"epsilon is not what the ledger says: this folder was edited"):
+        confide.guarantee(run)

@@ -5,11 +5,13 @@ section makes is run after that one, and any other section is a test of its own.
 what not everyone has, is preceded by `<!-- not run: reason -->`; then its commands, options, recipes and values are
 checked, but nothing is trained. After `<!-- needs: minilm, sms_spam -->` a block is run where that encoder and that
 folder of the data are there, and checked in the same way elsewhere. A block of YAML is a recipe; `<!-- file: name.yaml
--->` before any block keeps it for the blocks after it.
+-->` before any block keeps it for the blocks after it. `<!-- printed: as it stands -->` before a block of text says
+that the commands before it printed each of its lines; with `numbers vary` their numbers may be others.
 """
 
 from __future__ import annotations
 
+import html
 import os
 import re
 import shlex
@@ -32,13 +34,13 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 FENCE = re.compile(
-    r"(?:^<!-- (?P<mark>not run|needs|file): (?P<said>.+?) -->\n+)?"
+    r"(?:^<!-- (?P<mark>not run|needs|file|printed): (?P<said>.+?) -->\n+)?"
     r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<body>.*?)^ *```$",
     re.MULTILINE | re.DOTALL,
 )
 LINK = re.compile(r"(?<!`)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 SECTION = re.compile(r"^(?=## )", re.MULTILINE)
-MADE = re.compile(r"--out (\S+)")
+MADE = re.compile(r"(?:--out|confide publish \S+) (\S+)")
 # Tutorials that train for long.
 SLOW = {"docs/tutorial-retrieval.md: With a guarantee", "docs/tutorial-speech.md: The seed"}
 Command = Callable[..., tuple[int, str, str]]
@@ -111,6 +113,12 @@ def checked(words: list[str]) -> None:
         recipe.load(context.params["recipe"], context.params.get("set_") or [])
 
 
+def shape(line: str, said: str) -> str:
+    """A line without what may differ between runs."""
+    assert said in ("as it stands", "numbers vary")
+    return " ".join((re.sub(r"\d[\d,.]*(e-?\d+)?", "0", line) if said == "numbers vary" else line).split())
+
+
 def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 
@@ -156,6 +164,10 @@ def test_every_block_of_a_page_works(
     monkeypatch.setenv("CONFIDE_DATA", str(Path(os.environ.get("CONFIDE_DATA", "../shared/data")).resolve()))
     monkeypatch.chdir(tmp_path)
     absent: list[str] = []
+    shown: list[str] | None = None  # by the last block of commands; none where it was not run
+    for block in story.blocks:  # a page may show a file behind the commands that read it
+        if block.mark == "file":
+            (tmp_path / block.said).write_text(block.body)
     for block in story.blocks:
         lacks = [why for why in map(missing, block.said.split(", ")) if why] if block.mark == "needs" else []
         absent += lacks
@@ -167,7 +179,12 @@ def test_every_block_of_a_page_works(
         elif block.language == "yaml":
             (tmp_path / "block.yaml").write_text(block.body)
             recipe.load("block.yaml", [])
+        elif block.mark == "printed" and shown is not None:
+            printed = {shape(line, block.said) for text in shown for line in text.splitlines()}
+            for line in block.body.splitlines():
+                assert shape(line, block.said) in printed, "\n".join([f"nothing printed {line!r}", *shown])
         elif block.language == "bash":
+            shown = [] if runs else None
             for words in commands(block.body):
                 if words[0] == "make":
                     assert set(words[1:]) <= make_targets(), words
@@ -177,6 +194,7 @@ def test_every_block_of_a_page_works(
                     checked(words)
                 else:
                     code, out, err = command(*words[1:])
+                    shown = [*(shown or []), out, err]
                     assert code == 0, f"{shlex.join(words)}\n{out}\n{err}"
     if absent:
         pytest.skip(f"some blocks were checked but not run: {'; '.join(absent)}")
@@ -259,6 +277,25 @@ def test_the_site_is_built_without_a_warning_and_asks_nothing_of_other_machines(
         assert not loads.search(page.read_text()), page
 
 
+def test_the_site_lists_every_command_and_option_and_every_setting(site: Path) -> None:
+    """The two pages are made from the program while the site is built; here it is asked in another way."""
+    shown = html.unescape(re.sub(r"<[^>]+>", "", (site / "commands.html").read_text()))
+    assert "made:" not in shown
+    waiting: list[tuple[str, Any]] = [("confide", get_command(app))]
+    for words, command in waiting:
+        inner = getattr(command, "commands", {})
+        waiting += [(f"{words} {name}", each) for name, each in inner.items() if not each.hidden]
+        if not inner:
+            page = shown[shown.index(f"{words} [") :] if f"{words} [" in shown else shown[shown.index(f"{words} ") :]
+            for option in (name for each in command.params for name in each.opts if name.startswith("--")):
+                assert option in page or option in ("--help", "--install-completion"), f"{words} {option}"
+    assert len(waiting) > 40
+    shown = html.unescape(re.sub(r"<[^>]+>", "", (site / "settings.html").read_text()))
+    fields = [key for model in recipe.schema()["$defs"].values() for key in model["properties"]]
+    assert len(fields) > 200
+    assert not [key for key in {*fields, *recipe.schema()["properties"]} if key not in shown]
+
+
 def test_the_site_is_searched_from_disk_and_cuts_no_command_off(
     site: Path, browser: Any, requested: Callable[[], list[str]]
 ) -> None:
@@ -279,6 +316,26 @@ def test_the_site_is_searched_from_disk_and_cuts_no_command_off(
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         assert browser.execute_script(cut) == 0
     assert [url for url in requested() if not url.startswith("file:")] == []
+
+
+def test_an_output_that_no_command_printed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command, missing: Callable[[str], str | None]
+) -> None:
+    fence, page = "```", tmp_path / "page.md"
+    for line, right in (
+        ("  12 owners to train on, 4.5 others", True), ("7 owners to train on, 1e-05 others", True), ("on", False)
+    ):  # fmt: skip
+        page.write_text(
+            f"# A\n{fence}bash\nconfide x\n{fence}\n<!-- printed: numbers vary -->\n{fence}text\n{line}\n{fence}\n"
+        )
+        monkeypatch.setitem(globals(), "ROOT", tmp_path)
+        (story,) = stories(page)
+        said: Command = lambda *_: (0, "3 owners to train on, 2 others\n", "")  # noqa: E731
+        if right:
+            test_every_block_of_a_page_works(story, tmp_path, monkeypatch, said, missing)
+        else:
+            with pytest.raises(AssertionError, match="nothing printed 'on'"):
+                test_every_block_of_a_page_works(story, tmp_path, monkeypatch, said, missing)
 
 
 @pytest.mark.parametrize(

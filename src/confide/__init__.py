@@ -18,7 +18,25 @@ from typing import TYPE_CHECKING, Any
 from confide.errors import Stopped, UserError
 
 if TYPE_CHECKING:
-    from confide.api import Run, allow_code, compare, evaluate, load, plan, publish, resume, retrieve, train, transcribe
+    from confide.api import (
+        Run,
+        allow_code,
+        audit,
+        compare,
+        diagnose,
+        evaluate,
+        export,
+        guarantee,
+        load,
+        plan,
+        publish,
+        release,
+        resume,
+        retrieve,
+        sweep,
+        train,
+        transcribe,
+    )  # fmt: skip
 
 __version__ = "0.1.0"
 __all__ = [
@@ -27,13 +45,19 @@ __all__ = [
     "UserError",
     "__version__",
     "allow_code",
+    "audit",
     "compare",
+    "diagnose",
     "evaluate",
+    "export",
+    "guarantee",
     "load",
     "plan",
     "publish",
+    "release",
     "resume",
     "retrieve",
+    "sweep",
     "train",
     "transcribe",
 ]

@@ -26,10 +26,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from confide.privacy.accountant import Accountant
+    from confide.privacy.guarantee import Statement
     from confide.privacy.planner import Answer
+    from confide.reproduce.sweep import Swept
+    from confide.runs.audit import Audit
     from confide.runs.comparison import Comparison
     from confide.runs.library import RetrievedDocument
     from confide.speech.transcribe import Transcript
+    from confide.theory.diagnose import Diagnosis
 
 Sets = Mapping[str, Any] | Sequence[str]
 """Changes to a recipe: {"privacy.target_epsilon": 2}, or ["privacy.target_epsilon=2"] as on the command line."""
@@ -365,6 +369,169 @@ def publish(
 
     words = Words(name, data, use, license)
     return publishing.publish(_folder_of(run), Path(out), words, with_test_metrics, documents)
+
+
+def guarantee(run: str | Path | Run) -> Statement:
+    """What a run promises, to whom and against whom, as `confide guarantee RUN` states it from the ledger alone.
+
+    Args:
+        run: a run, its folder, or a published folder.
+
+    Returns:
+        The statement: `epsilon`, `delta`, `unit`, `adversaries`, `not_covered`; `model_dump(mode="json")` is `--json`.
+
+    Raises:
+        UserError: a line of the ledger was edited, or the folder says something else than its ledger.
+
+    Examples:
+        >>> import confide
+        >>> run = confide.train("convex/digits", "runs/promise", {"run.steps": 5, "privacy.target_epsilon": 2})
+        >>> found = confide.guarantee(run)
+        >>> found.epsilon <= 2, found.delta, found.protection
+        (True, 1e-05, 'moderate protection')
+    """
+    from confide.runs.stated import differences, stated
+
+    found = stated(_folder_of(run))
+    if wrong := differences(_folder_of(run), found):
+        raise UserError(f"{'; '.join(wrong)}: this folder was edited: believe the ledger, or nothing")
+    return found
+
+
+def release(run: str | Path | Run, out: str | Path, workers: int = 1, quiet: bool = True) -> Run:
+    """Train a research run again with noise of the operating system, as `confide release RUN --out OUT` does.
+
+    Args:
+        run: a finished run with seeded noise, or its folder.
+        out: the folder for the new run.
+        workers: how many processes train clients.
+        quiet: whether to leave out the progress bar.
+
+    Returns:
+        The new run, which may be published.
+
+    Raises:
+        UserError: a point of the checklist (`confide release RUN --check`) speaks against it.
+
+    Examples:
+        >>> import confide
+        >>> run = confide.train("convex/digits", "runs/seeded", {"run.steps": 5})
+        >>> confide.release(run, "runs/for-others").summary["for_release"]
+        True
+    """
+    from confide.report.page import write_report
+    from confide.runs import release as releasing
+
+    releasing.release(_folder_of(run), Path(out), workers, quiet, write_report)
+    return Run(Path(out))
+
+
+def export(
+    run: str | Path | Run, out: str | Path, encoder: str | None = None, recordings: Sequence[str | Path] = ()
+) -> dict[str, Any]:
+    """Write the model of a run as one ONNX file, as `confide export RUN --out FILE` does.
+
+    Args:
+        run: a finished run, its folder, or a published folder.
+        out: the file to write; it must be new.
+        encoder: where the run's frozen encoder is, if not where its recipe says.
+        recordings: for speech, audio files whose transcripts have to be the same.
+
+    Returns:
+        What `--json` prints: file, bytes, inputs, output, how far onnxruntime's answers were off, and the notes.
+
+    Examples:
+        >>> import confide
+        >>> run = confide.train("convex/digits", "runs/for-programs", {"run.steps": 5})
+        >>> confide.export(run, "for-programs.onnx")["inputs"]
+        {'features': ['examples', 64]}
+    """
+    from confide.runs.export import export as write
+
+    return write(_folder_of(run), Path(out), encoder, [Path(each) for each in recordings])
+
+
+def diagnose(run: str | Path | Run, users: int = 16, draws: int = 2, seed: int = 0, rehearse: int = 200) -> Diagnosis:
+    """What holds a run back and what to change, as `confide diagnose RUN` finds it.
+
+    Args:
+        run: a run that has reached a checkpoint, or its folder.
+        users: how many users to probe.
+        draws: how often each of them trains, on other batches.
+        seed: draws the users and the batches.
+        rehearse: steps of the rehearsals that advice is taken from; 0 takes it from theory alone, at once.
+
+    Returns:
+        A diagnosis: `advice`, each with `settings` to follow it by, `to_text()`, and `to_json()`.
+
+    Examples:
+        >>> import confide
+        >>> run = confide.train("convex/digits", "runs/held-back", {"run.steps": 5})
+        >>> len(confide.diagnose(run, rehearse=0).advice) > 0
+        True
+    """
+    from confide.theory.diagnose import diagnose_run
+
+    return diagnose_run(_folder_of(run), users, draws, seed, rehearse)
+
+
+def sweep(
+    recipe: str,
+    out: str | Path,
+    sets: Sequence[str] = (),
+    seeds: int = 3,
+    held_out: int = 20,
+    workers: int = 1,
+    quiet: bool = True,
+) -> Swept:
+    """Train a recipe at every combination of settings with every seed, as `confide sweep RECIPE --out OUT` does.
+
+    Args:
+        recipe: the name of a shipped recipe, or the path of a file.
+        out: the folder for the runs. With the runs of an earlier call in it, the sweep goes on.
+        sets: words of `--set`; `"central.learning_rate=1,3"` tries two values.
+        seeds: how many runs each setting gets.
+        held_out: the percent of the training people to choose by; 0 evaluates as the recipe does.
+        workers: how many runs train at a time.
+        quiet: whether to leave out bars and warnings; the result has the warnings.
+
+    Returns:
+        What was found: `best`, `not_worse`, `command`, `warnings`, `page`, and `to_json()`, which is `--json`.
+
+    Examples:
+        >>> import confide
+        >>> rates = ["central.learning_rate=0.008,0.016", "run.steps=5"]
+        >>> found = confide.sweep("convex/digits", "rates", rates, seeds=2, held_out=0)
+        >>> len(found.to_json()["settings"])
+        2
+    """
+    from confide.reproduce import sweep as sweeping
+
+    return sweeping.sweep(recipe, list(sets), seeds, Path(out), workers, held_out, quiet)
+
+
+def audit(recipe: str | Path | Recipe, sets: Sets = (), canaries: int | None = None, workers: int = 1) -> Audit:
+    """Try to disprove a recipe's guarantee, as `confide audit RECIPE --no-power` does.
+
+    Args:
+        recipe: the name of a shipped recipe, the path of a file, or a checked `Recipe`.
+        sets: changes to a recipe given by name or path.
+        canaries: how many users are planted; None: as many as the claim needs.
+        workers: how many processes train clients.
+
+    Returns:
+        An audit: `passed`, `claimed`, `lower_bound`, `delta`, and `to_json()`.
+
+    Examples:
+        >>> import confide
+        >>> found = confide.audit("convex/digits", {"run.steps": 5}, canaries=200)
+        >>> found.passed, found.lower_bound <= found.claimed
+        (True, True)
+    """
+    from confide.runs import audit as auditing
+
+    wanted = recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe), _words(sets))
+    return auditing.audit(wanted, canaries, workers=workers)
 
 
 def plan(
