@@ -127,7 +127,8 @@ def test_the_snippet_in_the_docs_runs(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_the_page_says_of_every_command_whether_python_has_it() -> None:
     page = (Path(__file__).parents[1] / "docs" / "api.md").read_text()
     alone = page[page.index("What else there is are commands alone") :].partition("* A `Run`")[0]
-    for name in get_command(app).commands:
+    group: Any = get_command(app)
+    for name in group.commands:
         assert f"`confide {name}" in page or f"`{name}`" in alone, name
         assert (name in confide.__all__) == (f"| `confide.{name}(" in page), name
 
