@@ -51,7 +51,8 @@ def one(name: str, out: Path) -> dict[str, Any]:
     summary = _confide("train", str(recipe), "--out", str(out / name), "--json")
     metric, start = summary["metric"], summary["start"]
     return {
-        "found": found["found"], "people": found["people"], "epsilon": summary["epsilon"], "delta": summary["delta"],
+        "found": found["found"].replace(f"{data_folder()}/", ""),
+        "people": found["people"], "epsilon": summary["epsilon"], "delta": summary["delta"],
         "metric": metric, "began": start["metrics"][metric], "ended": summary["metrics"][metric],
         "gain": start["gain"], "said": start["said"], "processor_seconds": round(_seconds() - before, 1),
     }  # fmt: skip
