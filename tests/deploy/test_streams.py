@@ -81,6 +81,19 @@ def test_a_hub_that_closes_ends_its_streams_before_its_loop(tmp_path: Path) -> N
         assert here.hub._loop.is_closed()
 
 
+@pytest.mark.parametrize(("kind", "code"), [("train", ""), ("masked", "its connection was lost")])
+def test_an_answer_has_a_head_as_long_as_its_question_needs(
+    kind: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head of two megabytes may take seventy times as much once it is read."""
+    size = 60_000 if not code else 200_000
+    monkeypatch.setattr(Echo, "answer", lambda self, kind, parcel: Parcel({"x": bytes(size)}))
+    with Streams(tmp_path, 1) as here:
+        here.start("client-0")
+        assert [reply.error for reply in here.replies(*here.hub.ask(kind, [("client-0", Parcel())], 10))] == [code]
+        here.until(lambda: here.hub.meter.turned_away["malformed"] == bool(code))
+
+
 def test_a_late_answer_to_a_question_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     late = threading.Event()
     monkeypatch.setattr(Echo, "answer", lambda self, kind, parcel: late.wait(20) and parcel)

@@ -39,7 +39,7 @@ from confide.deploy.link import Came, Event, Gone, NodeId, Reply
 from confide.deploy.metrics import Meter
 from confide.deploy.parcels import Parcel
 from confide.deploy.refusals import meaning
-from confide.deploy.wire import LARGEST, METHOD, SERVICE, Incoming, Malformed, frames
+from confide.deploy.wire import LARGEST, METHOD, SERVICE, Incoming, Malformed, frames, largest_head, ticket_of
 from confide.privacy.trust.roster import UNSIGNED
 
 _ROOM = 256 << 20
@@ -49,7 +49,7 @@ _PART_SECONDS = 60.0
 _GRACE, _SHARE = 10.0, 0.5
 """While others wait for room: the seconds that every answer has, and the share of its time that it may take."""
 _HELLO_SECONDS, _WATCH_SECONDS = 10.0, 2.0
-_HELLO_BYTES = 4096
+_HELLO_BYTES, _ANY_USERS = 4096, 1 << 20
 ADMITTED = (("confide", "admitted"),)
 """The metadata with which a stream begins. gRPC gives empty ones for a stream that was refused."""
 OPTIONS = (
@@ -165,7 +165,7 @@ class Hub:
         self._arrays, self._room = 0, Room(_ROOM)
         self._arriving: set[Arriving] = set()
         self.registry: dict[NodeId, Sequence[int]] | None = None
-        self.roster = UNSIGNED
+        self.roster, self.users = UNSIGNED, _ANY_USERS
         if folder is not None:
             self._credentials, self.registry = _credentials(folder, self.meter), {}
             read = partial(self._read_federation, folder, self.registry)
@@ -284,6 +284,7 @@ class Hub:
         """Learn who is in it; those who are let in, by their keys."""
         held = keys.read(folder, self.part)
         self.roster = held.roster()
+        self.users = held.population
         registry.update({node.name: node.users for node in held.nodes})
         return held.by_key()
 
@@ -331,8 +332,7 @@ class Hub:
         try:
             async with asyncio.timeout(_HELLO_SECONDS):
                 frame = await context.read()
-            hello = Incoming.begin(frame, 0)
-            if hello.kind != "hello" or len(frame) > _HELLO_BYTES:
+            if Incoming.begin(frame, 0, _HELLO_BYTES).kind != "hello":
                 raise Malformed("no hello")
         except (Malformed, TimeoutError):
             self.meter.turned_away["no hello"] += 1
@@ -356,7 +356,9 @@ class Hub:
             frame = await context.read()
             if frame is grpc.aio.EOF:
                 return
-            incoming, session.owed = Incoming.begin(frame, self.arrays), session.owed - 1
+            asked = session.open.get(ticket_of(frame))
+            most = largest_head("" if asked is None else asked.kind, self.users)
+            incoming, session.owed = Incoming.begin(frame, self.arrays, most), session.owed - 1
             if session.owed < 0:
                 raise Malformed("an answer that nobody asked for")
             arriving = await self._place(session, incoming)
