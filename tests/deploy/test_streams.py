@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -19,6 +21,7 @@ import msgpack
 
 from confide.deploy import hub, keys, node
 from confide.deploy.address import Access, Address
+from confide.deploy.gate import Limits
 from confide.deploy.parcels import Parcel
 from confide.deploy.wire import METHOD, SERVICE, Incoming, frames
 from confide.errors import UserError
@@ -167,6 +170,47 @@ def test_one_client_never_has_all_the_room(tmp_path: Path) -> None:
         assert here.hub._room.limit >= 2 * here.hub.arrays
         here.hub.arrays = 1 << 20
         assert here.hub._room.limit == hub._ROOM
+
+
+def test_who_has_a_key_and_never_says_hello_is_cut_like_anybody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "_HELLO_SECONDS", 0.5)
+
+    async def silence() -> str:
+        async with node._channel(here.access("client-0")) as channel:
+            call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
+            return str(await call.code())
+
+    with Streams(tmp_path, 2) as here:
+        quiet = here.run(silence())
+        here.start("client-1")
+        assert [reply.error for reply in here.ask("client-1")] == [""]
+        assert quiet.result(20) == "StatusCode.INVALID_ARGUMENT"
+        assert here.hub.meter.turned_away["no hello"] == 1
+        assert "client-0" not in here.hub._sessions
+
+
+@pytest.mark.parametrize("frames_of_http", [
+    b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]) + bytes([0, 0, 1, 1, 0, 0, 0, 0, 1, 0x82]),
+])  # fmt: skip
+def test_who_has_a_key_and_leaves_a_request_half_open_is_cut_in_time(frames_of_http: bytes, tmp_path: Path) -> None:
+    """After the handshake: nothing, the preface alone, or a header that never ends."""
+    with Streams(tmp_path, 1, Limits(seconds=2)) as here:
+        context = ssl.create_default_context(cafile=str(here.keys / keys.CA))
+        context.set_alpn_protocols(["h2"])
+        context.load_cert_chain(here.keys / "client-0")
+        with (
+            socket.create_connection((here.address.host, here.address.port), timeout=20) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as held,
+        ):
+            held.sendall(frames_of_http)
+            while held.recv(1 << 16):
+                pass
+        here.until(lambda: not here.hub.gate.pairs)
+        assert here.hub.meter.turned_away["not known in time"] == 1
+        here.start("client-0")
 
 
 def test_who_stops_waiting_for_room_holds_up_nobody() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -74,6 +75,15 @@ def test_the_commands_of_the_compose_file_make_keys_and_a_run_from_nothing(tmp_p
         assert "node relay joined for users 1, 2" in here.log("server").read_text()
     assert (volumes / "runs" / "first" / "summary.json").exists()
     assert all((volumes / f"state-{number}" / "budget.jsonl").exists() for number in range(3))
+
+
+def test_the_walk_to_five_machines_has_the_commands_of_the_compose_file() -> None:
+    section = (ROOT / "docs" / "deploy.md").read_text().split("## Five machines")[1].split("\n## ")[0]
+    written = [shlex.split(line)[1:] for line in section.splitlines() if line.startswith("confide deploy")]
+    assert f"sh containers/{COMPOSE['services']['keys']['entrypoint'][1]} keys " in section
+    for name in SERVICES:
+        words = [re.sub(r"^/(?:keys|runs)/", "", str(word)) for word in COMPOSE["services"][name]["command"]]
+        assert [re.sub(r"^(server|relay):", r"\1.example:", word) for word in words] in written, name
 
 
 def test_only_the_job_that_makes_keys_sees_the_authorities() -> None:

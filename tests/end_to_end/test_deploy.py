@@ -299,6 +299,26 @@ def encoded_speech_of_three(place: Path) -> str:
     return PARTS
 
 
+def encoded(train: str) -> Callable[[Path], str]:
+    """The same for other parts, in one step."""
+
+    def make(place: Path) -> str:
+        text = encoded_speech_of_three(place).replace("train: [head, lora, norms]", f"train: {train}")
+        text = (
+            text.replace(", rank: 2", "")
+            .replace("cohort: 2", "cohort: 3")
+            .replace("run: {steps: 4}", "run: {steps: 1}")
+        )
+        text = text.replace(", first: 1", "") if train == "[head]" else text
+        return (
+            text.replace(', rates: {"*.lora_?": 0.1}', "")
+            .replace("kind: poisson", "kind: fixed")
+            .replace("delta: 1.0e-5", "delta: 1.0e-5, accountant: rdp")
+        )
+
+    return make
+
+
 def queries_of_three(place: Path) -> str:
     """A file of queries for each of three clients, all of them in one file, and the documents."""
     (place / "documents.csv").write_text("id,text\na,reset the device\nb,the red light\nc,open the door\n")
@@ -321,13 +341,17 @@ def queries_data(number: int) -> dict[str, Any]:
     return {"data": {"kind": "table", "queries": f"data-{number}.csv", "documents": "documents.csv"}}
 
 
-@pytest.mark.parametrize("told", [False, True])
 @pytest.mark.parametrize(
-    ("make", "data"),
+    ("make", "data", "told"),
     [
-        pytest.param(speech_of_three, speech_data, marks=pytest.mark.slow),
-        pytest.param(encoded_speech_of_three, speech_data, marks=pytest.mark.slow),
-        (queries_of_three, queries_data),
+        *(pytest.param(speech_of_three, speech_data, told, marks=pytest.mark.slow) for told in (False, True)),
+        *(pytest.param(encoded_speech_of_three, speech_data, told, marks=pytest.mark.slow) for told in (False, True)),
+        *(
+            pytest.param(encoded(train), speech_data, True, marks=pytest.mark.slow, id=train)
+            for train in ("[head]", "[head, adapter]", "[head, all]")
+        ),
+        (queries_of_three, queries_data, False),
+        (queries_of_three, queries_data, True),
     ],
 )
 def test_clients_with_data_of_their_own_make_the_model_of_one_process(

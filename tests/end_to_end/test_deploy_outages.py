@@ -17,7 +17,8 @@ pytest.importorskip("grpc", reason="deployment needs gRPC: pip install 'confide[
 
 from confide.deploy import keys
 from confide.privacy.ledger import FILE, Ledger
-from support.loopback import Loopback
+from confide.runs import checkpoint
+from support.loopback import Loopback, free_port
 
 RECIPE = """\
 task: {kind: convex/quadratics, users: 3, dimension: 6, rank: 3}
@@ -37,27 +38,88 @@ def written(place: Path, trust: str = "central", steps: int = 30) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trust", ["central", "distributed"])
-def test_an_outage_of_all_clients_neither_ends_a_run_nor_costs_a_step(trust: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("how", "trust"), [("killed", "central"), ("killed", "distributed"), ("frozen", "central")])
+def test_an_outage_of_all_clients_neither_ends_a_run_nor_costs_a_step(how: str, trust: str, tmp_path: Path) -> None:
+    """They are gone and come back, or their connections stay and nothing comes, for longer than a deadline."""
     with Loopback(tmp_path, 3) as here:
         for number in range(3):
             here.client(number, [number])
-        here.serve(written(tmp_path, trust, 150), "--wait-for", 3, "--minimum", 1, "--deadline", 20)
+        deadline = 20 if how == "killed" else 6
+        here.serve(written(tmp_path, trust, 150), "--wait-for", 3, "--minimum", 1, "--deadline", deadline)
         here.wait(lambda: here.steps() >= 2)
         for client in here.clients.values():
-            client.kill()
-            client.join()
-        time.sleep(1.5)
+            assert client.pid is not None
+            os.kill(client.pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+        time.sleep(1.5 if how == "killed" else 8)
         assert here.server is not None
-        assert here.server.is_alive()
-        for number in range(3):
-            here.client(number, [number])
+        assert here.server.is_alive(), here.log("server").read_text()
+        for number, client in list(here.clients.items()):
+            if how == "killed":
+                client.join()
+                here.client(number, [number])
+            else:
+                os.kill(client.pid or 0, signal.SIGCONT)
         here.finish()
         said = here.log("server").read_text()
     entries = Ledger.read(here.run / FILE).entries
     assert len({entry.step for entry in entries}) == 150
+    assert how == "killed" or "asking again" in said
     # Whoever was asked may have answered; a step for which nobody was there has no line.
     assert len(entries) <= (150 if trust == "central" else 151), said
+
+
+@pytest.mark.slow
+def test_wrong_keys_and_a_second_server_cost_a_run_nothing_and_sigterm_ends_it_in_order(tmp_path: Path) -> None:
+    with Loopback(tmp_path, 3) as here:
+        recipe = written(tmp_path, steps=100_000)
+        serving = (recipe, "--wait-for", 2, "--minimum", 0.3, "--deadline", 20)
+        for number in range(2):
+            here.client(number, [number])
+        here.serve(*serving)
+        here.wait(lambda: here.steps() >= 2)
+        other = here.confide(
+            "deploy", "server", recipe, "--out", here.run, "--keys", "keys", "--listen", f"127.0.0.1:{free_port()}",
+            log="second",
+        )  # fmt: skip
+        place, tls = (
+            ("deploy", "client", "--server", f"127.0.0.1:{here.port}", "--patience", 3),
+            ("--ca", "keys/ca.pem"),
+        )
+        strangers = {
+            "authority": here.confide(*place, *tls, "--key", "keys/ca.key", "--policy", here.policy(7), log="ca"),
+            "plain": here.confide(
+                *place, "--plain", "--policy", here.policy(8, servers=[{"address": f"127.0.0.1:{here.port}"}]),
+                log="plain",
+            ),
+        }  # fmt: skip
+        posing = here.confide(
+            *place, *tls, "--key", "keys/client-2", "--user", 0, "--policy", here.policy(9), log="posing"
+        )
+        first = here.clients.pop(0)
+        here.client(0, [0])  # with the key that the first one is using
+        for process in (other, *strangers.values(), first):
+            process.join(120)
+            assert process.exitcode == 2
+        assert "another process is working in" in here.log("second").read_text()
+        assert "ca.key is not a certificate" in here.log("ca").read_text()
+        assert "no server at" in here.log("plain").read_text()
+        assert "another client uses its key" in here.log("client-0").read_text()
+        here.wait(lambda: "its key is registered for [2]" in here.log("server").read_text())
+        assert posing.is_alive()
+        before = here.steps()
+        here.wait(lambda: here.steps() > before + 3)
+        server = here.server
+        assert server is not None
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGTERM)
+        server.join(60)
+        assert server.exitcode == 130
+        assert "stopped after step" in here.log("server").read_text()
+        stopped = checkpoint.load(here.run)
+        assert stopped.state.step == stopped.ledger_count == Ledger.read(here.run / FILE).count == here.steps()
+        here.serve(*serving)
+        here.wait(lambda: here.steps() > stopped.state.step)
+        assert len({entry.step for entry in Ledger.read(here.run / FILE).entries}) >= stopped.state.step
 
 
 @pytest.mark.slow

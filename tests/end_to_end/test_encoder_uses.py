@@ -61,6 +61,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 PARTS: dict[str, dict[str, Any]] = {
     "head": {},
+    "hidden": {"hidden": 8},
     "lora": {"train": ["head", "lora"], "rank": 2},
     "adapter": {"train": ["head", "adapter"], "first": 1},
     "norms": {"train": ["head", "norms"]},
@@ -69,6 +70,7 @@ PARTS: dict[str, dict[str, Any]] = {
 }
 FAMILIES = {
     "head": "whisper",
+    "hidden": "whisper",
     "lora": "wav2vec2",
     "adapter": "hubert",
     "norms": "wavlm",
@@ -119,7 +121,8 @@ def published(run: Path) -> Path:
 
 def test_a_run_holds_what_was_trained_and_nothing_else(run: Path, kind: str) -> None:
     marks = {"head": "head.", "lora": ".lora_", "adapter": "adapter.", "norms": "norm", "all": "blocks."}
-    wanted = PARTS[kind].get("train", ["head"])
+    marks["hidden"] = "hidden."
+    wanted = [*PARTS[kind].get("train", ["head"]), *(["hidden"] if kind == "hidden" else [])]
     names = list(load_file(run / folder.MODEL))
     assert all(any(marks[part] in name for name in names) for part in wanted)
     assert all(any(marks[part] in name for part in wanted) for name in names if not name.startswith("norm."))
