@@ -42,10 +42,11 @@ def ended(stranger: socket.socket) -> bool:
 def test_silent_connections_keep_nobody_out(limits: Limits, tmp_path: Path) -> None:
     """Behind one NAT, or after a restart of the server, strangers could hold every place that is not admitted."""
     with Streams(tmp_path, 1, limits) as here, silent((here.address.host, here.address.port), 8) as strangers:
+        here.until(lambda: len(here.hub.gate.pairs) == 8)
         time.sleep(limits.settling)
         here.start("client-0")
-        here.until(lambda: sum(map(ended, strangers)) == 1)
-        assert ended(strangers[0]), "the oldest"
+        here.until(lambda: ended(strangers[0]))
+        assert not ended(strangers[-1]), "the oldest goes, and nobody else"
         assert here.hub.meter.turned_away["too many connections"] == 1
 
 
