@@ -326,7 +326,7 @@ def test_steps_of_unlike_processors_are_never_taken_for_repetitions(tiny: str, t
     """Bits may differ between processors, and who trains a part follows the clock: every step is kept at once."""
 
     def unlike(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(environment, "_processor", lambda: ["another make"])
+        patch.setattr(environment, "processor", lambda: ["another make"])
 
     def noting(patch: pytest.MonkeyPatch) -> None:
         _note_calls(patch, checkpoint, "save", tmp_path / "saves")
