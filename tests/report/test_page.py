@@ -87,6 +87,7 @@ def test_the_page_has_every_part_that_a_reader_needs(page: Path) -> None:
 def test_the_page_is_light_to_open_and_asks_nobody(
     page: Path, browser: Any, requested: Callable[[], list[str]]
 ) -> None:
+    browser.get_log("browser")  # what pages before this one left
     browser.get(page.as_uri())
     assert browser.execute_script("return document.readyState") == "complete"
     assert 500 < browser.execute_script("return document.getElementsByTagName('*').length") < 20_000

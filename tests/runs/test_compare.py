@@ -239,6 +239,11 @@ def test_each_epsilon_of_a_comparison_has_its_word_and_its_delta(runs: dict[str,
         assert cell in page
 
 
+def test_intervals_are_drawn_on_one_scale_only_where_they_are_of_one_metric(runs: dict[str, Path]) -> None:
+    assert render(comparison.compare([runs["good"], runs["young"]])).count("class=whisker") == 2
+    assert "class=whisker" not in render(comparison.compare([runs["good"], runs["other"]]))
+
+
 def test_what_is_not_comparable_is_named_in_words(runs: dict[str, Path], tmp_path: Path) -> None:
     other = Path(shutil.copytree(runs["good"], tmp_path / "other"))
     held = items.read(other)

@@ -277,7 +277,12 @@ def test_the_worst_utterances_stand_on_the_page_with_reference_and_answer(page: 
     until(lambda: page.find_elements(By.ID, "worst"))
     order = page.execute_script("return [...document.querySelectorAll('h2[id]')].map((h) => h.id)")
     assert order.index("curves") < order.index("worst") < order.index("groups")
-    assert order.index("groups") < order.index("tensors") < order.index("time")
+    assert order[0] == "curves", "the headline has the promise, and nothing stands between it and the curves"
+    assert order.index("groups") < order.index("results") < order.index("tensors") < order.index("time")
+    assert not page.execute_script(
+        "return document.querySelectorAll('.cards ~ table, .cards ~ .scroll')[0]"
+        ".compareDocumentPosition(document.getElementById('curves')) & 4"
+    )
     assert not page.execute_script("return document.querySelector('#tensors + details').open")
     first = page.execute_script(
         "return [...document.querySelector('#worst ~ .wrap tbody tr').cells].map((c) => c.textContent)"
@@ -424,18 +429,31 @@ def test_documents_are_found_for_a_query(page: Any, server: Server) -> None:
 
 
 @pytest.mark.parametrize("screen", SCREENS)
-def test_every_view_fits_its_screen_and_can_be_looked_at(page: Any, server: Server, screen: str) -> None:
+def test_every_view_fits_its_screen_and_can_be_looked_at(page: Any, server: Server, root: Path, screen: str) -> None:
     width, scheme = SCREENS[screen]
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", _size(width))
     page.execute_cdp_cmd(
         "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     )
+    with under_way(root) as record:
+        record(1)
+        record(2)
+        look_at_every_view(page, server, width, screen)
+
+
+def look_at_every_view(page: Any, server: Server, width: int, screen: str) -> None:
+    two = "&".join(f"run={name}-{seed}" for name in ("digits", "clipped") for seed in (0, 1))
+    charts = "return document.querySelectorAll('figure.chart').length > "
     for view, ready in {
         "#planner": "return document.querySelectorAll('#curves svg').length === 4",
-        "#runs": "return document.querySelectorAll('#runs tbody tr').length === " + str(ALL),
+        "#runs": "return document.querySelectorAll('#runs tbody tr').length === " + str(ALL + 1),
         "#try": "return document.getElementById('speech-run').value === 'speech'",
-        "report?run=digits-0": "return document.querySelectorAll('figure.chart').length > 5",
-        "compare?run=digits-0&run=digits-1": "return document.querySelectorAll('figure.chart').length > 1",
+        "report?run=digits-0": charts + "5",
+        "report?run=speech": charts + "5",
+        "report?run=going": charts + "1",
+        "compare?run=digits-0&run=digits-1": charts + "1",
+        "compare?run=digits-0&run=quadratics&run=speech": charts + "1",
+        f"compare?{two}": charts + "1",
     }.items():
         page.get(server.url + view)
         until(partial(page.execute_script, ready))
@@ -443,7 +461,7 @@ def test_every_view_fits_its_screen_and_can_be_looked_at(page: Any, server: Serv
         if width > 1200:  # nothing is cut off; on a telephone tables are moved sideways
             boxes = "[...document.querySelectorAll('.scroll')].map((box) => box.scrollWidth - box.clientWidth)"
             assert max(page.execute_script(f"return {boxes}"), default=0) <= 0, view
-        name = view.strip("#").partition("?")[0]
+        name = view.strip("#").replace("?run=", "-").replace("&run=", "-")
         assert keep_picture(page, f"{name}-{screen}")[:8] == b"\x89PNG\r\n\x1a\n"
 
 

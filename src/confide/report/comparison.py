@@ -64,7 +64,7 @@ def _runs(found: Comparison) -> str:
         size = [f"{summary['steps']:,}", f"{summary['seconds']:.4g}", str(summary["seed"])]
         before = _plain_cells([*([] if one else [in_words(run.metric)]), value, between])
         before += f"<td class={run.strength}>{html.escape(epsilon)}</td>{_plain_cells([run.delta_shown])}"
-        inner = f"{before}<td>{_whisker(run, low, high)}</td>{_plain_cells([start, of, *size])}"
+        inner = f"{before}<td>{_whisker(run, low, high) if one else ''}</td>{_plain_cells([start, of, *size])}"
         rows.append(f"<tr class=c{place % 8}><th scope=row>{_DOT}{html.escape(run.name)}</th>{inner}</tr>")
     heads = (
         "run", *(metrics if one else ("metric", "value")), "95 % interval", "epsilon", "delta", "", "against its start",

@@ -25,7 +25,8 @@ FILE = "report.html"
 _PLACES = {
     "curves": "Curves",
     "worst": "Worst answers",
-    "groups": "Results",
+    "groups": "Groups",
+    "results": "Results",
     "guarantee": "Guarantee",
     "tensors": "Tensors",
     "time": "Time",
@@ -53,6 +54,7 @@ def render(folder: Path, recipe: Recipe, summary: dict[str, Any] | None, home: s
         *sections.curves(records, recipe, metric, {} if (began := beginning.read(folder)) is None else began.metrics),
         *sections.worst(items),
         *sections.groups(items),
+        *(["<h2 id=results>Results in numbers</h2>", facts(_results(summary))] if summary else []),
         *guarantee.section(promised),
         *sections.tensors(folder),
         "<p class=note>Curves and tables on this page are from the users' and the test data and are <b>not</b> covered "
@@ -67,7 +69,6 @@ def render(folder: Path, recipe: Recipe, summary: dict[str, Any] | None, home: s
         *([f"<p>How settings were chosen: {html.escape(recipe.chosen)}.</p>"] if recipe.chosen else []),
         headline(recipe, summary, items, promised) if summary else _so_far(folder, recipe, records),
         f"<nav class=toc aria-label='Sections'>{links}</nav>",
-        *(["<h2>Results</h2>", facts(_results(summary))] if summary else []),
     ]
     return document(title, [*head, *body], home, refresh=bool(home) and summary is None and busy(folder))
 
@@ -84,8 +85,8 @@ def _so_far(folder: Path, recipe: Recipe, records: list[dict[str, Any]]) -> str:
         card("central steps so far", f"{now['step']:,} of {now['steps']:,}", done, left if now["state"] == "running"
              else f"Nobody works on it: <code>confide resume {html.escape(str(folder))}</code> goes on."),
         card(now["metric_said"] or "metric", value, html.escape(now["against_start"])),
-        card("privacy spent so far: epsilon", spent[0], f"<b class={spent[1]}>{html.escape(now['protection'])}</b>",
-             delta, kind=spent[1]),
+        card("privacy spent so far: epsilon", spent[0],
+             f"<b class={spent[1]}>{html.escape(now['protection'].capitalize())}</b>", delta, kind=spent[1]),
     ]  # fmt: skip
     said = "This run is not finished. What is below is what it has recorded so far."
     return f"<div class=cards>{''.join(cards)}</div><p class=note>{said}</p>"

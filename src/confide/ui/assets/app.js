@@ -115,7 +115,7 @@
     }
   }
   const lines = () => [
-    `sampling: {kind: poisson, cohort: ${by.cohort.value}}  # of ${number(by.population.value)} users`,
+    `sampling: {kind: poisson, cohort: ${by.cohort.value}}  # of ${number(by.population.value)}`,
     "privacy:", "  mechanism: gaussian", `  noise_multiplier: ${by.noise_multiplier.value}`, `  delta: ${by.delta.value}`,
     `run: {steps: ${by.rounds.value}}`].join("\n");
   $("hold").addEventListener("change", plan);
@@ -200,8 +200,8 @@
       const link = make("a", { href: "report?" + new URLSearchParams({ run: run.name }) }, run.name);
       const bar = make("progress", { max: run.steps || 1, value: run.step || 0 });
       bar.setAttribute("aria-label", "progress of " + run.name);
-      const left = run.state === "running" && run.seconds_left !== null ? `, about ${duration(run.seconds_left)} left` : "";
-      const where = run.state === "damaged" ? [run.said] : [make("div", {}, bar, make("div", {}, `${number(run.step)} of ${number(run.steps)}${left}`))];
+      const left = run.state === "running" && run.seconds_left !== null ? [make("div", {}, `about ${duration(run.seconds_left)} left`)] : [];
+      const where = run.state === "damaged" ? [run.said] : [make("div", {}, bar, make("div", {}, `${number(run.step)} of ${number(run.steps)}`), ...left)];
       const metric = run.value === null || run.value === undefined ? "" : run.metric_said.endsWith(", %") ? `${run.metric_said.slice(0, -3)} ${number(run.value)}\u00a0%` : `${run.metric_said} ${number(run.value)}`;
       const epsilon = !run.step ? "" : run.epsilon === null ? make("span", { className: "none" }, "no guarantee") : make("span", { className: run.strength, title: run.protection }, `${run.epsilon_shown} ${run.strength}`);
       const large = run.delta && run.population && run.delta * run.population > 1;
