@@ -24,7 +24,7 @@ from confide.runs import folder
 from confide.runs.beginning import score_model
 from confide.runs.simulation import simulate
 from confide.theory.diagnose import diagnose_run
-from support.records import write_record
+from support.written import write_record
 
 HIGHER = {"accuracy"}
 MESSAGES = "task.data.file={data}/sms_spam/SMSSpamCollection"

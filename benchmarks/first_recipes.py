@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from confide.files import data_folder
-from support.records import write_record
+from support.written import write_record
 
 SETS = ("speech_commands", "an4", "audiomnist", "fsdd", "LibriSpeech", "sms_spam", "ag_news", "arxiv")
 

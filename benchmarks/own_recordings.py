@@ -34,7 +34,7 @@ from confide.files import cache_folder, data_folder
 from confide.runs.corpus_choice import check_corpus
 from confide.speech.corpora import read_corpus
 from confide.speech.corpus import SAMPLE_RATE, Corpus, read_audio
-from support.records import write_record
+from support.written import write_record
 
 ROOT = Path(__file__).parents[1]
 HEADING = "**In five commands.**"
