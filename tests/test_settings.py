@@ -31,7 +31,7 @@ DIGESTS = {
     "speech/an4/central": "1d101a28b3d0fad1",
     "speech/an4/federated": "4596c52a4dc69be4",
     "speech/an4/head": "fbcf39c9a6aacc7e",
-    "speech/an4/pretrained": "f1573d3783fa1e07",
+    "speech/an4/pretrained": "d70263d03db68e48",
     "speech/an4/private": "6b6c2bd2bd473dcb",
     "speech/an4/seed": "08747c679a699408",
     "speech/an4/voices": "b80e5943be012798",
