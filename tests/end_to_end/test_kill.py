@@ -261,7 +261,7 @@ def test_in_another_environment_a_step_is_another_release_with_a_line_of_its_own
 ) -> None:
     out = tmp_path / "run"
     shutil.copytree(killed, out)
-    monkeypatch.setattr(build, "environment", lambda: "another machine")
+    monkeypatch.setattr(build, "environment", lambda _: "another machine")
     before = folder.check_ledger(out)
     summary = finish(out, wanted)
     book = Ledger.read(out / ledger.FILE)
@@ -277,7 +277,7 @@ def test_no_entry_of_the_ledger_ever_stands_for_two_values_when_a_run_wanders_be
     wanted, out = recipe.load(tiny, ["run.checkpoint_every=100"]), tmp_path / "run"
     values: dict[tuple[int, int], set[bytes]] = {}
     for machine, last in (("a", 4), ("b", 1), ("a", 0)):
-        monkeypatch.setattr(build, "environment", lambda machine=machine: machine)
+        monkeypatch.setattr(build, "environment", lambda _, machine=machine: machine)
         with released(values), killed_at("optimiser", last, "after"):
             try:
                 finish(out, wanted)

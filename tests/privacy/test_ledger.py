@@ -478,7 +478,7 @@ def test_going_on_elsewhere_writes_new_lines_draws_new_noise_and_costs_more(
 ) -> None:
     killed_at(2, False, tmp_path / "run", monkeypatch)
     began = lines_of(tmp_path / "run")
-    monkeypatch.setattr("confide.build.environment", lambda: ELSEWHERE)
+    monkeypatch.setattr("confide.build.environment", lambda _: ELSEWHERE)
     summary = folder.resume(tmp_path / "run", quiet=True)
     book = Ledger.read(tmp_path / "run" / ledger.FILE)
     assert lines_of(tmp_path / "run")[: len(began)] == began
@@ -494,7 +494,7 @@ def test_a_run_from_before_the_key_said_what_made_a_step_pays_for_steps_after_it
 ) -> None:
     """Its lines have a key that no machine has any more; what the checkpoint holds is not made again."""
     with monkeypatch.context() as older:
-        older.setattr("confide.build.environment", lambda: "the key of then")
+        older.setattr("confide.build.environment", lambda _: "the key of then")
         killed_at(2, False, tmp_path / "run", older, "run.checkpoint_every=1")
     assert checkpoint.load(tmp_path / "run").state.step == 2
     summary = folder.resume(tmp_path / "run", quiet=True)

@@ -226,12 +226,12 @@ def test_a_banded_run_resumes_with_the_noise_it_would_have_had(tmp_path: Path, m
     summary = folder.resume(tmp_path / "run", quiet=True)
     assert summary["epsilon"] == straight["epsilon"] <= 5
     assert (tmp_path / "run" / folder.MODEL).read_bytes() == (tmp_path / "straight" / folder.MODEL).read_bytes()
-    monkeypatch.setattr(build, "environment", lambda: "elsewhere")
+    monkeypatch.setattr(build, "environment", lambda _: "elsewhere")
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "step", step)
         with pytest.raises(Killed):
             folder.train(wanted, tmp_path / "moved", quiet=True)
-    monkeypatch.setattr(build, "environment", lambda: "elsewhere still")
+    monkeypatch.setattr(build, "environment", lambda _: "elsewhere still")
     again = folder.resume(tmp_path / "moved", quiet=True)
     assert again["epsilon"] > straight["epsilon"], "a step that was made twice stands for two runs"
     assert Counter(e.attempt for e in Ledger.read(tmp_path / "moved" / ledger.FILE).entries) == {0: 8, 1: 1}
