@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
@@ -87,11 +88,15 @@ def run_three(
 
 
 def check_same(run: Path, recipe: str) -> Loop:
-    """The run has the ledger of one process, and its model to rounding."""
+    """The run has the ledger of one process, and its model to rounding.
+
+    But for what made a step's bytes: a server trains nobody, so it has no kernel where one process has one.
+    """
     alone, state = simulate(load(recipe))
     difference = model_of(run, alone.layout) - state.parameters
     assert float(difference.norm()) <= 1e-6 * float(state.parameters.norm())
-    assert Ledger.read(run / FILE).entries == alone.ledger.entries
+    there, here = Ledger.read(run / FILE).entries, alone.ledger.entries
+    assert [replace(entry, environment="") for entry in there] == [replace(entry, environment="") for entry in here]
     return alone
 
 
